@@ -1,0 +1,70 @@
+"""fpformat: a checkpoint format for training, and its readable reference implementation."""
+
+from fpformat.dtypes import DType
+from fpformat.errors import (
+    ChecksumError,
+    CommitOutcomeUnknownError,
+    FormatError,
+    FpformatError,
+    NotFpformatError,
+    PlanError,
+    Problem,
+    SaveError,
+    StorageError,
+    TruncatedError,
+    UncommittedError,
+    UnsupportedError,
+)
+from fpformat.layout import plan_checkpoint
+from fpformat.model import (
+    Box,
+    Geometry,
+    Manifest,
+    ObjectEntry,
+    Part,
+    SavePlan,
+    SegmentPlan,
+    TensorEntry,
+    View,
+)
+from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat.source import BytesSource, FileSource
+from fpformat.verify import VerifyReport, verify_checkpoint
+from fpformat.writer import WriteReport, write_checkpoint
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Box",
+    "BytesSource",
+    "Checkpoint",
+    "ChecksumError",
+    "CommitOutcomeUnknownError",
+    "DType",
+    "FileSource",
+    "FormatError",
+    "FpformatError",
+    "Geometry",
+    "Manifest",
+    "NotFpformatError",
+    "ObjectEntry",
+    "Part",
+    "PlanError",
+    "Problem",
+    "SaveError",
+    "SavePlan",
+    "SegmentPlan",
+    "StateTree",
+    "StorageError",
+    "TensorEntry",
+    "TruncatedError",
+    "UncommittedError",
+    "UnsupportedError",
+    "VerifyReport",
+    "View",
+    "WriteReport",
+    "open_checkpoint",
+    "plan_checkpoint",
+    "verify_checkpoint",
+    "write_checkpoint",
+]

@@ -1,0 +1,145 @@
+"""Where things go: tensors into segments, extents into files. Pure and deterministic.
+
+Extents of at least a block come first, each on a block boundary; the small ones follow packed on
+the smaller alignment, so that padding stays far below one percent whatever the mix of sizes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from fpformat.dtypes import tensor_nbytes
+from fpformat.errors import PlanError
+from fpformat.limits import round_up
+from fpformat.model import (
+    Geometry,
+    ObjectEntry,
+    Part,
+    SavePlan,
+    SegmentPlan,
+    TensorEntry,
+    TensorKey,
+)
+
+SMALLEST_CUT_NBYTES = 64 * 1024
+
+
+def place_extents(stored_nbytes: Iterable[int], geometry: Geometry) -> tuple[list[int], int]:
+    """Return the offset of each extent, and the offset where the index region begins.
+
+    spec: SEG-3, SEG-4
+    """
+    align, small = geometry.align, geometry.tensor_align
+    end = align
+    offsets = []
+    for nbytes in stored_nbytes:
+        offset = round_up(end, to=align if nbytes >= align else small)
+        offsets.append(offset)
+        end = offset + nbytes
+    return offsets, round_up(end, to=align)
+
+
+def order_parts(parts: Iterable[Part], geometry: Geometry) -> tuple[Part, ...]:
+    """Return parts in file order: those of a block or more first, otherwise as given."""
+    return tuple(sorted(parts, key=lambda part: part.nbytes < geometry.align))
+
+
+def plan_checkpoint(
+    entries: Sequence[TensorEntry],
+    objects: Sequence[ObjectEntry] = (),
+    *,
+    segment_count: int = 1,
+    step: int | None = None,
+    user: dict[str, str] | None = None,
+    world_size: int = 1,
+    geometry: Geometry | None = None,
+) -> SavePlan:
+    """Plan a save in which one process has every tensor whole.
+
+    Objects and the declarations that a tree refers to go into segment 0. With several segments the
+    bytes are divided evenly; tensors of at least 64 KiB may be cut, at multiples of the block size.
+
+    Args:
+        entries: Tensors with bytes of their own, aliases and hidden bases, in any order.
+        objects: Trees and byte objects.
+        segment_count: Number of segments, at least 1.
+        step: Training step for the manifest.
+        user: Strings for the manifest.
+        world_size: Number of ranks for the manifest.
+        geometry: Block, alignment and piece sizes in bytes.
+
+    Raises:
+        PlanError: Two entries share a name and scope, or an alias has no target.
+        FormatError: TEN-6 for a tensor above 2^53 - 1 bytes.
+    """
+    geometry = geometry or Geometry()
+    by_key = _index_entries(entries)
+    owned = [
+        (entry, nbytes)
+        for entry in by_key.values()
+        if entry.alias is None
+        and (nbytes := tensor_nbytes(entry.dtype, entry.shape, where=repr(entry.name)))
+    ]
+    dealt = _deal(owned, segment_count, geometry)
+    segments = []
+    for ordinal, parts in enumerate(dealt):
+        declared = by_key.values() if ordinal == 0 else [by_key[part.key] for part in parts]
+        segments.append(
+            SegmentPlan(
+                entries=tuple(declared),
+                parts=order_parts(parts, geometry),
+                objects=tuple(objects) if ordinal == 0 else (),
+            )
+        )
+    return SavePlan(
+        segments=tuple(segments),
+        step=step,
+        user=dict(user or {}),
+        world_size=world_size,
+        geometry=geometry,
+    )
+
+
+def _index_entries(entries: Sequence[TensorEntry]) -> dict[TensorKey, TensorEntry]:
+    by_key: dict[TensorKey, TensorEntry] = {}
+    for entry in sorted(entries, key=sort_key):
+        if entry.key in by_key:
+            raise PlanError(f"two tensors are called {entry.name!r} (scope {entry.scope})")
+        by_key[entry.key] = entry
+    for entry in by_key.values():
+        if entry.target is not None:
+            target = by_key.get(entry.target)
+            if target is None or target.alias is not None:
+                raise PlanError(f"{entry.name!r}: its target {entry.target} has no bytes (ALI-1)")
+    return by_key
+
+
+def sort_key(entry: "TensorEntry | ObjectEntry") -> tuple[bytes, float]:
+    """Return what orders a table: name bytes, then scope with the global one last.
+
+    spec: TEN-1, OBJ-1
+    """
+    return entry.name.encode(), float("inf") if entry.scope is None else entry.scope
+
+
+def _deal(
+    owned: Sequence[tuple[TensorEntry, int]], segment_count: int, geometry: Geometry
+) -> list[list[Part]]:
+    """Deal the tensors' bytes over the segments in order, cutting large tensors at blocks."""
+    total = sum(nbytes for _, nbytes in owned)
+    dealt: list[list[Part]] = [[] for _ in range(segment_count)]
+    given = ordinal = 0
+    for entry, nbytes in owned:
+        offset = 0
+        while offset < nbytes:
+            rest = nbytes - offset
+            room = total * (ordinal + 1) // segment_count - given
+            take = rest
+            if ordinal + 1 < segment_count and nbytes >= SMALLEST_CUT_NBYTES and room < rest:
+                take = max(room // geometry.align, 0) * geometry.align
+            if take:
+                part = Part(key=entry.key, box=None, shard_offset=offset, nbytes=take)
+                dealt[ordinal].append(part)
+            offset += take
+            given += take
+            if ordinal + 1 < segment_count and room - take < geometry.align:
+                ordinal += 1
+    return dealt

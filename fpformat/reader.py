@@ -1,0 +1,353 @@
+"""A plain, synchronous, complete reader.
+
+Opening checks everything but the data: manifest, headers, footers, indexes, and the rules across
+segments. Reading a tensor, or a box of one, reads the pieces that hold it and verifies each before
+a byte of it is returned.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import merge
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+
+from fpformat.check import check_segments, extent_box
+from fpformat.dtypes import tensor_nbytes
+from fpformat.errors import PlanError, fault
+from fpformat.index import OBJECT_TREE, Array
+from fpformat.limits import NONE
+from fpformat.manifest import parse_manifest
+from fpformat.model import Box, Manifest, TensorEntry, TensorKey, View
+from fpformat.names import MANIFEST_NAME, Path, name_of
+from fpformat.plan import plan_runs
+from fpformat.segment import Segment, SegmentPlace
+from fpformat.source import open_directory, read_manifest
+from fpformat.tree import Node, parse_tree, walk_tensors
+
+KEPT_OPEN: Final = 256
+DEFAULT_VIEW_LIMIT_NBYTES: Final = 1 << 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTree:
+    """A state tree; the tensors in it are numbers into `keys`."""
+
+    node: Node
+    keys: Sequence[TensorKey]
+
+
+class Checkpoint:
+    """An open checkpoint. Use it as a context manager, or close it.
+
+    Attributes:
+        path: The directory as the caller named it.
+        manifest: The commit record.
+        checkpoint_id: SHA-256 that names the whole state, 64 hex digits.
+        segments: The open segments, by ordinal.
+    """
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        *,
+        volumes: Sequence[str] = (),
+        follow_symlinks: bool = False,
+        view_limit_nbytes: int = DEFAULT_VIEW_LIMIT_NBYTES,
+    ) -> None:
+        """See `open_checkpoint`."""
+        self.path = os.fspath(path)
+        self.segments: list[Segment] = []
+        self._view_limit_nbytes = view_limit_nbytes
+        directory = open_directory(self.path)
+        try:
+            document = read_manifest(self.path, directory, follow_symlinks=follow_symlinks)
+        finally:
+            os.close(directory)
+        self.manifest: Manifest
+        self.manifest, self.checkpoint_id = parse_manifest(
+            document, os.path.join(self.path, MANIFEST_NAME)
+        )
+        try:
+            for ordinal in range(len(self.manifest.segments)):
+                place = SegmentPlace(
+                    self.path,
+                    ordinal,
+                    volumes=tuple(volumes),
+                    save_id=self.manifest.save_id,
+                    follow_symlinks=follow_symlinks,
+                    keep_open=len(self.manifest.segments) <= KEPT_OPEN,
+                )
+                self._add(place)
+            check_segments(
+                [segment.index for segment in self.segments],
+                world_size=self.manifest.world_size,
+                where=self.path,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, place: SegmentPlace) -> None:
+        try:
+            self.segments.append(Segment(place, self.manifest))
+        except BaseException:
+            place.close()
+            raise
+
+    def __enter__(self) -> "Checkpoint":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        for segment in self.segments:
+            segment.place.close()
+
+    def keys(self) -> list[TensorKey]:
+        """Return the keys of all tensors in table order, hidden bases included."""
+        if len(self.segments) == 1:
+            return self.segments[0].keys
+        ordered = merge(
+            *(zip(segment.index.names, segment.scopes, strict=True) for segment in self.segments)
+        )
+        return [(name, None if scope == NONE else scope) for name, scope in dict.fromkeys(ordered)]
+
+    def _places(self, key: TensorKey) -> list[tuple[Segment, int]]:
+        rows = [(segment, segment.find(key)) for segment in self.segments]
+        return [(segment, row) for segment, row in rows if row is not None]
+
+    def entry(self, key: "TensorKey | str") -> TensorEntry:
+        """Return what the tables say of a tensor.
+
+        Args:
+            key: Name and scope, or the name alone for a global tensor.
+
+        Raises:
+            PlanError: There is no such tensor.
+        """
+        key = (key, None) if isinstance(key, str) else key
+        for segment, row in self._places(key):
+            return segment.entry(row)
+        scope = "" if key[1] is None else f" of rank {key[1]}"
+        raise PlanError(f"{self.path}: there is no tensor {key[0]!r}{scope}")
+
+    def read(self, key: "TensorKey | str", *, box: Box | None = None) -> Array:
+        """Return the bytes of a tensor, or of a box of it, in C order.
+
+        Args:
+            key: Name and scope, or the name alone for a global tensor.
+            box: The part wanted; None for the whole tensor.
+
+        Returns:
+            A one-dimensional uint8 array; every piece that it came from was verified.
+
+        Raises:
+            PlanError: No such tensor, or the box does not lie inside it.
+            FormatError: SUM-2 for damage; SEG-1, DIR-7; ALI-6 for a view above the limit.
+        """
+        entry = self.entry(key)
+        box = self._wanted(entry, box)
+        nbytes = tensor_nbytes(entry.dtype, box.shape, where=repr(entry.name))
+        if isinstance(entry.alias, View):
+            return self._read_view(entry, entry.alias, box)
+        out = np.empty(nbytes, dtype=np.uint8)
+        self._read_owned(entry.target or entry.key, box, entry.dtype.nbytes, out)
+        return out
+
+    def read_into(self, key: "TensorKey | str", out: Any, *, box: Box | None = None) -> None:
+        """Read like `read`, into a writable contiguous buffer of exactly the right size."""
+        entry = self.entry(key)
+        box = self._wanted(entry, box)
+        nbytes = tensor_nbytes(entry.dtype, box.shape, where=repr(entry.name))
+        target = np.frombuffer(out, dtype=np.uint8)
+        if len(target) != nbytes:
+            raise PlanError(f"{entry.name!r} needs {nbytes} bytes, the buffer has {len(target)}")
+        if isinstance(entry.alias, View):
+            target[:] = self._read_view(entry, entry.alias, box)
+        else:
+            self._read_owned(entry.target or entry.key, box, entry.dtype.nbytes, target)
+
+    def _wanted(self, entry: TensorEntry, box: Box | None) -> Box:
+        if box is None:
+            return Box(start=(0,) * len(entry.shape), shape=entry.shape)
+        inside = len(box.start) == len(box.shape) == len(entry.shape) and all(
+            start >= 0 and length >= 0 and start + length <= dim
+            for start, length, dim in zip(box.start, box.shape, entry.shape, strict=True)
+        )
+        if not inside:
+            detail = f"{box.start}+{box.shape} is not a box of its shape {entry.shape}"
+            raise PlanError(f"{entry.name!r}: {detail}")
+        return box
+
+    def _read_owned(self, key: TensorKey, wanted: Box, itemsize: int, out: Array) -> None:
+        if not len(out):
+            return
+        shape = self.entry(key).shape
+        whole = Box(start=(0,) * len(shape), shape=shape)
+        for segment, row in self._places(key):
+            for extent in segment.extents_of(row):
+                boxed = segment.index.tables.extents["dims_index"][extent] != NONE
+                shard = extent_box(segment.index, extent) if boxed else whole
+                runs = plan_runs(shard, wanted, itemsize=itemsize)
+                if runs is not None:
+                    segment.copy_runs(extent, runs, out)
+
+    def _read_view(self, entry: TensorEntry, view: View, box: Box) -> Array:
+        """Gather a box of a view from its target, which is read whole.
+
+        spec: ALI-6
+        """
+        itemsize = entry.dtype.nbytes
+        nbytes = tensor_nbytes(entry.dtype, box.shape, where=repr(entry.name))
+        if nbytes > self._view_limit_nbytes:
+            detail = f"the view has {nbytes} bytes, above the limit of {self._view_limit_nbytes}"
+            raise fault("ALI-6", f"{self.path}: tensor {entry.name!r}", detail)
+        if not nbytes:
+            return np.empty(0, dtype=np.uint8)
+        base = self.read(view.target)
+        offset = view.offset + sum(
+            start * stride for start, stride in zip(box.start, view.strides, strict=True)
+        )
+        elements = np.lib.stride_tricks.as_strided(
+            base[offset * itemsize :],
+            shape=(*box.shape, itemsize),
+            strides=(*(stride * itemsize for stride in view.strides), 1),
+        )
+        return np.ascontiguousarray(elements).reshape(-1)
+
+    def objects(self) -> list[tuple[str, int | None]]:
+        """Return name and scope of every object, trees included."""
+        return [
+            (name, None if scope == NONE else int(scope))
+            for segment in self.segments
+            for name, scope in zip(
+                segment.index.object_names, segment.index.tables.objects["scope"], strict=True
+            )
+        ]
+
+    def read_object(self, name: str, scope: int | None = None) -> bytes:
+        """Return the bytes of an object, verified.
+
+        Raises:
+            PlanError: There is no such object.
+            FormatError: SUM-2 for damage; SEG-1, DIR-7.
+        """
+        wanted = NONE if scope is None else scope
+        for segment in self.segments:
+            for row, record in enumerate(segment.index.tables.objects):
+                if segment.index.object_names[row] == name and record["scope"] == wanted:
+                    extent = int(record["extent"])
+                    return b"" if extent == NONE else bytes(segment.read_extent(extent))
+        raise PlanError(f"{self.path}: there is no object {name!r} (scope {scope})")
+
+    @cached_property
+    def _trees(self) -> list[tuple[Segment, int, list[tuple[int, int]]]]:
+        """Segment, record and rank ranges of each tree."""
+        trees = []
+        for segment in self.segments:
+            ranks = segment.index.tables.object_ranks
+            for row, record in enumerate(segment.index.tables.objects):
+                if record["kind"] != OBJECT_TREE:
+                    continue
+                own = ranks[ranks["object"] == row]
+                ranges = list(zip(own["start"].tolist(), own["stop"].tolist(), strict=True))
+                if record["scope"] == NONE:
+                    ranges = [(0, self.manifest.world_size)]
+                trees.append((segment, row, ranges))
+        return trees
+
+    def tree_ranks(self) -> list[int]:
+        """Return the lowest rank of each tree; empty when the checkpoint has none."""
+        return sorted(ranges[0][0] for _, _, ranges in self._trees)
+
+    def tree(self, rank: int = 0) -> StateTree | None:
+        """Return the state tree of a rank, or None when the checkpoint has no trees.
+
+        Raises:
+            PlanError: There was no such rank at save time.
+            FormatError: TRE-1 to TRE-9 or NAM-3; SUM-2 for damage.
+        """
+        if not 0 <= rank < self.manifest.world_size:
+            raise PlanError(f"{self.path}: was saved by {self.manifest.world_size} ranks")
+        for segment, row, ranges in self._trees:
+            if any(start <= rank < stop for start, stop in ranges):
+                return self._read_tree(segment, row)
+        return None
+
+    def _read_tree(self, segment: Segment, row: int) -> StateTree:
+        where = f"{segment.where}: tree"
+        extent = int(segment.index.tables.objects["extent"][row])
+        node = parse_tree(bytes(segment.read_extent(extent)), where)
+        keys = segment.keys
+        hidden = segment.index.tables.tensors["flags"] & 2
+        for path, ref in walk_tensors(node):
+            if ref.index >= len(keys) or hidden[ref.index]:
+                raise fault("TRE-6", where, f"tensor {ref.index} does not exist or is hidden")
+            _check_name(path, keys[ref.index][0], where)
+        return StateTree(node=node, keys=keys)
+
+    def check_trees(self) -> None:
+        """Check that trees together reach every tensor that is not hidden.
+
+        Raises:
+            FormatError: TRE-8, or what `tree` raises.
+        """
+        if not self._trees:
+            return
+        reached: set[TensorKey] = set()
+        for segment, row, _ in self._trees:
+            tree = self._read_tree(segment, row)
+            reached.update(tree.keys[ref.index] for _, ref in walk_tensors(tree.node))
+        for segment in self.segments:
+            for row, key in enumerate(segment.keys):
+                if key not in reached and not segment.entry(row).hidden:
+                    where = f"{segment.where}: tensor {key[0]!r}"
+                    raise fault("TRE-8", where, "is reached by no tree")
+
+
+def _check_name(path: Path, stored: str, where: str) -> None:
+    try:
+        name = name_of(path)
+    except PlanError as error:
+        raise fault("NAM-3", where, f"the path of tensor {stored[:60]!r} has no name") from error
+    if name != stored:
+        raise fault("NAM-3", where, f"the tensor at {name!r} is called {stored!r} in the table")
+
+
+def open_checkpoint(
+    path: "str | os.PathLike[str]",
+    *,
+    volumes: Sequence[str] = (),
+    follow_symlinks: bool = False,
+    view_limit_nbytes: int = DEFAULT_VIEW_LIMIT_NBYTES,
+) -> Checkpoint:
+    """Open a checkpoint and check all of it but the data.
+
+    Args:
+        path: The checkpoint's directory.
+        volumes: Roots of further volumes on which segments may lie.
+        follow_symlinks: Whether manifest and segments may be symbolic links.
+        view_limit_nbytes: Largest view that `Checkpoint.read` will materialise, in bytes.
+
+    Raises:
+        FormatError: The first broken clause, with file and place.
+    """
+    return Checkpoint(
+        path,
+        volumes=volumes,
+        follow_symlinks=follow_symlinks,
+        view_limit_nbytes=view_limit_nbytes,
+    )
