@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from fpformat.check import check_segments, extent_box
-from fpformat.dtypes import tensor_nbytes
+from fpformat.dtypes import numpy_dtype, tensor_nbytes
 from fpformat.errors import PlanError, fault
 from fpformat.index import OBJECT_TREE, Array
 from fpformat.limits import NONE
@@ -179,6 +179,19 @@ class Checkpoint:
             target[:] = self._read_view(entry, entry.alias, box)
         else:
             self._read_owned(entry.target or entry.key, box, entry.dtype.nbytes, target)
+
+    def read_array(self, key: "TensorKey | str", *, box: Box | None = None) -> Array:
+        """Read like `read`, as a numpy array of the tensor's type and shape.
+
+        Raises:
+            PlanError: numpy has no such type (BF16, the 8-bit floats, C32): use `read`.
+        """
+        entry = self.entry(key)
+        numpy_type = numpy_dtype(entry.dtype)
+        if numpy_type is None:
+            raise PlanError(f"{entry.name!r}: numpy has no type for {entry.dtype.name}; use read()")
+        shape = entry.shape if box is None else box.shape
+        return self.read(key, box=box).view(numpy_type).reshape(shape)
 
     def _wanted(self, entry: TensorEntry, box: Box | None) -> Box:
         if box is None:

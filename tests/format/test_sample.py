@@ -6,7 +6,17 @@ from format import samples
 from format.forge import Forge, Patches
 from format.samples import BASE, GRID, LONG, RANK, write_sample
 
-from fpformat import Box, PlanError, open_checkpoint, verify_checkpoint
+from fpformat import (
+    Box,
+    BytesSource,
+    PlanError,
+    TensorEntry,
+    open_checkpoint,
+    plan_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from fpformat.dtypes import by_name
 
 
 def test_every_tensor_reads_back(tmp_path):
@@ -47,6 +57,24 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path):
     first, second = write_sample(tmp_path / "c"), write_sample(tmp_path / "d")
     for name in ("manifest.json", "seg-000000.fps", "seg-000001.fps"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_arrays_have_type_and_shape(tmp_path):
+    with open_checkpoint(write_sample(tmp_path / "c")) as checkpoint:
+        array = checkpoint.read_array("grid", box=Box(start=(1, 1), shape=(2, 2)))
+        assert (array.dtype, array.tolist()) == (GRID.dtype, GRID[1:3, 1:3].tolist())
+        assert checkpoint.read_array("empty").shape == (0, 7)
+        assert checkpoint.read_array(("rng", 1)).tolist() == RANK.tolist()
+
+
+def test_a_type_that_numpy_has_not_is_named(tmp_path):
+    entry = TensorEntry(name="half", dtype=by_name("BF16"), shape=(3,))
+    sources = {(entry.key, None): BytesSource(bytes(6))}
+    write_checkpoint(tmp_path / "c", plan_checkpoint([entry]), sources)
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert checkpoint.read("half").tobytes() == bytes(6)
+        with pytest.raises(PlanError, match="BF16"):
+            checkpoint.read_array("half")
 
 
 @pytest.mark.parametrize("key", ["absent", ("grid", 0), ("rng", None)])

@@ -1,0 +1,37 @@
+"""What can go wrong in a save beyond the format: the operating system, and memory to copy into."""
+
+from fpformat.clauses import ErrorClass
+from fpformat.errors import CommitOutcomeUnknownError, FpformatError, SaveError
+
+
+class EngineError(FpformatError):
+    """Base of the errors of the engine; the cause is chained."""
+
+    def __init__(self, message: str, error_class: ErrorClass = "io") -> None:
+        self.error_class = error_class
+        super().__init__(message)
+
+
+class WriteError(EngineError):
+    """A save failed before its commit; the checkpoints that exist are untouched."""
+
+
+class StagingError(EngineError):
+    """The state could not be copied to host memory; nothing was written."""
+
+
+class CommitError(EngineError):
+    """Whether the save was committed is unknown; look at its path before saving again."""
+
+
+def engine_error(error: Exception) -> EngineError:
+    """Return the engine's error for a failed save; the caller chains `error`."""
+    if isinstance(error, EngineError):
+        return type(error)(str(error), error.error_class)
+    if isinstance(error, CommitOutcomeUnknownError):
+        return CommitError(str(error), error.error_class)
+    if isinstance(error, SaveError):
+        return WriteError(str(error), error.error_class)
+    if isinstance(error, FpformatError):
+        return WriteError(f"the save was refused: {error}", error.error_class)
+    return WriteError(f"the save failed: {type(error).__name__}: {error}")

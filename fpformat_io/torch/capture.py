@@ -1,0 +1,165 @@
+"""State -> save plan and sources: everything between the caller's objects and the writer."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from fpformat.errors import PlanError
+from fpformat.layout import plan_checkpoint, sort_key
+from fpformat.limits import MAX_INT
+from fpformat.model import ObjectEntry, SavePlan, ShardKey, ShardSource, TensorEntry
+from fpformat.names import TREE_NAME
+from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef
+from fpformat.tree import dump_tree
+from fpformat.writer import WriteReport, write_checkpoint
+from fpformat_io.errors import engine_error
+from fpformat_io.fold import map_leaves
+from fpformat_io.session import SaveReport
+from fpformat_io.torch.flatten import FlatState, Slot, flatten
+from fpformat_io.torch.sharing import Ties, find_ties
+
+_TREE: Final = 1
+
+Sources: TypeAlias = Callable[[list[Slot]], dict[str, ShardSource]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A state that is ready to be written."""
+
+    plan: SavePlan
+    sources: Mapping[ShardKey, ShardSource]
+    tensor_count: int
+    untied: tuple[str, ...]
+
+
+def capture(
+    state: Any, *, step: int | None, metadata: Mapping[str, str] | None, sources: Sources
+) -> Capture:
+    """Take a state apart and plan its save.
+
+    Args:
+        state: What the caller wants to save.
+        step: Training step for the manifest.
+        metadata: Strings for the manifest.
+        sources: Makes the sources of the tensors that own bytes.
+
+    Raises:
+        PlanError: The state, the step or the metadata cannot be stored.
+        StagingError: The state could not be copied.
+    """
+    check_step(step)
+    user = _checked_metadata(metadata)
+    flat = flatten(state)
+    ties = find_ties(flat.slots)
+    entries = sorted(_entries(flat, ties), key=sort_key)
+    payload = dump_tree(_renumbered(flat, entries))
+    plan = plan_checkpoint(
+        entries,
+        [ObjectEntry(name=TREE_NAME, kind=_TREE, payload=payload)],
+        step=step,
+        user=user,
+    )
+    owning = [slot for slot in flat.slots if slot.name not in ties.aliases]
+    owning += [Slot(name=base.name, value=base.tensor, dtype=base.dtype) for base in ties.bases]
+    by_name = sources(owning)
+    return Capture(
+        plan=plan,
+        sources={((name, None), None): source for name, source in by_name.items()},
+        tensor_count=len(flat.slots),
+        untied=tuple(ties.untied),
+    )
+
+
+def write(path: "str | PathLike[str]", ready: Capture, save_id: bytes | None) -> WriteReport:
+    """Write and commit a captured state.
+
+    Raises:
+        PlanError: Something stands at `path`.
+        EngineError: The operating system failed; nothing was committed.
+    """
+    try:
+        return write_checkpoint(Path(path), ready.plan, ready.sources, save_id=save_id)
+    except PlanError:
+        raise
+    except Exception as error:
+        raise engine_error(error) from error
+
+
+def report_of(
+    written: WriteReport, ready: Capture, *, begin: float, stall_seconds: float | None = None
+) -> SaveReport:
+    """Return the report of a save that began at `begin` on the performance counter."""
+    seconds = time.perf_counter() - begin
+    return SaveReport(
+        path=written.path,
+        checkpoint_id=written.checkpoint_id,
+        nbytes=written.nbytes,
+        data_nbytes=written.data_nbytes,
+        tensor_count=ready.tensor_count,
+        seconds=seconds,
+        stall_seconds=seconds if stall_seconds is None else stall_seconds,
+        untied=ready.untied,
+    )
+
+
+def check_step(step: int | None) -> None:
+    """Raise PlanError for a step that a manifest cannot hold."""
+    if step is not None and (type(step) is not int or not 0 <= step <= MAX_INT):
+        raise PlanError(f"step={step!r}: expected an int from 0 to 2^53-1, or None")
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise PlanError(
+            f"metadata is a {type(metadata).__name__}, expected a mapping of str to str"
+        )
+    problems = []
+    for key, value in metadata.items():
+        for text in (key, value):
+            if type(text) is not str:
+                problems.append(f"{key!r}: {text!r} is a {type(text).__name__}, expected str")
+            elif not text.isascii() and text != text.encode(errors="replace").decode():
+                problems.append(f"{key!r}: {text!r} has a lone surrogate, so no UTF-8 form")
+    if problems:
+        raise PlanError("metadata must map str to str:", *problems)
+    return dict(metadata)
+
+
+def _entries(flat: FlatState, ties: Ties) -> list[TensorEntry]:
+    visible = [
+        TensorEntry(
+            name=slot.name,
+            dtype=slot.dtype,
+            shape=tuple(slot.value.shape),
+            alias=ties.aliases.get(slot.name),
+        )
+        for slot in flat.slots
+    ]
+    hidden = [
+        TensorEntry(name=base.name, dtype=base.dtype, shape=tuple(base.tensor.shape), hidden=True)
+        for base in ties.bases
+    ]
+    return visible + hidden
+
+
+def _renumbered(flat: FlatState, entries: list[TensorEntry]) -> Node:
+    """Return the tree with positions in the table instead of numbers of slots."""
+    places = {entry.name: place for place, entry in enumerate(entries)}
+    table = [places[slot.name] for slot in flat.slots]
+
+    def change(node: Node) -> Node:
+        if isinstance(node, TensorRef):
+            return TensorRef(table[node.index])
+        if isinstance(node, ParameterRef):
+            return ParameterRef(table[node.index], node.requires_grad)
+        if isinstance(node, ArrayRef):
+            return ArrayRef(table[node.index])
+        return node
+
+    return map_leaves(flat.node, change)

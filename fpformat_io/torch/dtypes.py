@@ -1,0 +1,107 @@
+"""Data types of torch and of the registry, both ways; tensors as plain bytes.
+
+Values are copied as integers of the same width, so that no arithmetic ever touches them.
+"""
+
+from typing import Final
+
+import torch
+
+from fpformat.dtypes import DTYPES, DType
+from fpformat.errors import fault
+
+_TORCH_NAMES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F4_E2M1_X2": "float4_e2m1fn_x2",
+    "C32": "complex32",
+    "C64": "complex64",
+    "C128": "complex128",
+}
+# Older releases of torch lack some of them.
+_TO_TORCH: Final[dict[int, torch.dtype]] = {
+    dtype.code: getattr(torch, _TORCH_NAMES[dtype.name])
+    for dtype in DTYPES.values()
+    if hasattr(torch, _TORCH_NAMES[dtype.name])
+}
+_FROM_TORCH: Final = {torch_dtype: DTYPES[code] for code, torch_dtype in _TO_TORCH.items()}
+_BITS: Final = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,
+}
+
+
+def from_torch(dtype: torch.dtype) -> DType | None:
+    """Return the registered type, or None when it cannot be stored."""
+    return _FROM_TORCH.get(dtype)
+
+
+def to_torch(dtype: DType, *, where: str) -> torch.dtype:
+    """Return the type of torch.
+
+    Raises:
+        UnsupportedError: This torch has no such type.
+    """
+    if dtype.code not in _TO_TORCH:
+        detail = f"torch {torch.__version__} has no type {_TORCH_NAMES[dtype.name]}"
+        raise fault("TEN-4", where, detail)
+    return _TO_TORCH[dtype.code]
+
+
+def c_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values in host memory, contiguous; a copy only when they are not yet."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return tensor
+    return c_order_copy(tensor)
+
+
+def fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy values of equal shape and type into memory that exists.
+
+    A bool is copied as its byte: a copy of bools would turn every byte but 0 into 1.
+    """
+    target = target.detach()
+    if target.is_conj() or target.is_neg():
+        target.copy_(source)
+    else:
+        _bits(target).copy_(_bits(source))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(_BITS[tensor.dtype.itemsize])
+
+
+def c_order_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous copy in host memory."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    bits = _bits(tensor)
+    copy = torch.empty(bits.shape, dtype=bits.dtype)
+    copy.copy_(bits)
+    return copy
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor, as a tensor over the same memory."""
+    offset = tensor.storage_offset() * tensor.dtype.itemsize
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), offset, (tensor.nbytes,), (1,))

@@ -1,0 +1,311 @@
+"""Saves in the background: when the source is free, what errors do, which checkpoints stay."""
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+from torch_states import differences
+
+from fpformat.errors import PlanError
+from fpformat_io.errors import EngineError, StagingError, WriteError
+from fpformat_io.torch import Checkpointer, latest, load, save
+from fpformat_io.torch import capture as capture_module
+
+SAVE_AND_LEAVE = """
+import sys, torch
+from fpformat_io.torch import Checkpointer
+ckpt = Checkpointer(sys.argv[1])
+ckpt.save(1, {"w": torch.ones(1_000_000)})
+handle = ckpt.save(2, {"w": torch.full((1_000_000,), 2.0)})
+if sys.argv[2] == "raise":
+    raise SystemExit(3)
+"""
+
+
+def names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def steps(root):
+    return [int(name.removeprefix("step-")) for name in names(root) if name.startswith("step-")]
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Hold every write back until the gate is opened."""
+    opened = threading.Event()
+    write = capture_module.write_checkpoint
+
+    def wait(*args, **more):
+        assert opened.wait(60)
+        return write(*args, **more)
+
+    monkeypatch.setattr(capture_module, "write_checkpoint", wait)
+    yield opened
+    opened.set()
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Make every sync fail as on a full disk."""
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    return monkeypatch
+
+
+def test_a_save_and_its_report(tmp_path):
+    state = {"w": torch.arange(1000.0), "again": None}
+    state["again"] = state["w"]
+    with Checkpointer(tmp_path / "runs" / "one") as ckpt:
+        handle = ckpt.save(5, state, metadata={"loss": "0.5"})
+        handle.wait_staged()
+        report = handle.wait_durable(60)
+        assert handle.done
+        assert ckpt.latest().path == report.path
+    assert report.path == tmp_path / "runs" / "one" / "step-0000000005"
+    assert report.tensor_count == 2
+    assert 4000 < report.data_nbytes < report.nbytes
+    assert 0 < report.stall_seconds <= report.seconds
+    found = latest(tmp_path / "runs" / "one")
+    assert (found.step, found.checkpoint_id, found.skipped) == (5, report.checkpoint_id, ())
+    assert not differences(load(found), state)
+
+
+def test_the_state_may_change_at_once(tmp_path, gate):
+    state = {f"p{place}": torch.full((4096,), 1.0) for place in range(8)}
+    state |= {"column": torch.ones(64, 64)[:, 3], "step": torch.tensor(1.0), "iter": 1}
+    state |= {"history": [1, 1], "array": torch.ones(5).numpy(), "bytes": bytes(4)}
+    expected = {name: getattr(value, "clone", lambda v=value: v)() for name, value in state.items()}
+    expected |= {"history": [1, 1], "array": state["array"].copy()}
+    with Checkpointer(tmp_path) as ckpt:
+        handle = ckpt.save(1, state)
+        handle.wait_staged(0)
+        for value in list(state.values()):
+            if isinstance(value, torch.Tensor):
+                value.add_(1.0)
+        state["array"] += 1
+        state["p1"].untyped_storage().resize_(0)
+        state["history"].append(2)
+        state["new"] = torch.zeros(1)
+        del state["p0"]
+        assert not handle.done
+        with pytest.raises(TimeoutError):
+            handle.wait_durable(0.01)
+        gate.set()
+        path = handle.wait_durable(60).path
+    assert not differences(expected, load(path))
+
+
+def test_the_copies_are_freed_when_a_save_is_durable(tmp_path, monkeypatch):
+    kept = []
+    write = capture_module.write_checkpoint
+
+    def watch(path, plan, sources, **more):
+        kept.extend(weakref.ref(source) for source in sources.values())
+        return write(path, plan, sources, **more)
+
+    monkeypatch.setattr(capture_module, "write_checkpoint", watch)
+    with Checkpointer(tmp_path) as ckpt:
+        handle = ckpt.save(1, {"w": torch.ones(10)})
+        handle.wait_durable(60)
+        ckpt.save(2, {}).wait_durable(60)
+        gc.collect()
+        assert kept
+        assert [ref() for ref in kept] == [None]
+
+
+def test_the_next_save_waits_for_the_one_before(tmp_path, gate):
+    with Checkpointer(tmp_path) as ckpt:
+        first = ckpt.save(1, {"x": 1})
+        timer = threading.Timer(0.05, gate.set)
+        timer.start()
+        second = ckpt.save(2, {"x": 2})
+        assert first.done
+        assert second.wait_durable(60).stall_seconds >= 0.04
+        timer.join()
+
+
+def test_an_error_is_raised_when_waiting_and_poisons_what_follows(tmp_path, broken):
+    ckpt = Checkpointer(tmp_path)
+    handle = ckpt.save(1, {"w": torch.ones(3)})
+    for _ in range(2):
+        with pytest.raises(WriteError, match="No space left") as caught:
+            handle.wait_durable(60)
+    assert caught.value.error_class == "io"
+    assert isinstance(caught.value.__cause__.__cause__, OSError)
+    broken.undo()
+    for _ in range(2):
+        with pytest.raises(EngineError, match="No space left"):
+            ckpt.save(2, {"w": torch.ones(3)})
+    with pytest.raises(EngineError):
+        ckpt.close()
+    assert names(tmp_path) == []
+    with Checkpointer(tmp_path) as again:
+        again.save(2, {"w": torch.ones(3)})
+    assert steps(tmp_path) == [2]
+
+
+def test_an_error_nobody_waits_for_is_raised_at_close(tmp_path, broken):
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"w": torch.ones(3)})
+    with pytest.raises(WriteError):
+        ckpt.close()
+
+
+def test_another_exception_is_not_hidden_by_the_error_of_a_save(tmp_path, broken, caplog):
+    def train():
+        with Checkpointer(tmp_path) as ckpt:
+            ckpt.save(1, {"w": torch.ones(3)})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert "No space left" in caplog.text
+
+
+def test_an_error_leaves_the_checkpoints_before_it(tmp_path, broken):
+    broken.undo()
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        ckpt.save(1, {"x": 1})
+    broken.setattr(os, "fsync", lambda descriptor: 1 / 0)
+    with pytest.raises(WriteError, match="ZeroDivisionError"), Checkpointer(tmp_path, keep=1) as c:
+        c.save(2, {"x": 2})
+    broken.undo()
+    assert names(tmp_path) == ["step-0000000001"]
+    assert load(latest(tmp_path)) == {"x": 1}
+
+
+def test_a_state_that_cannot_be_stored_does_not_poison(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        with pytest.raises(PlanError, match="set"):
+            ckpt.save(1, {"bad": {1}})
+        assert names(tmp_path) == []
+        ckpt.save(1, {"good": 1})
+    assert steps(tmp_path) == [1]
+
+
+def test_memory_that_runs_out_while_copying(tmp_path, monkeypatch):
+    from fpformat_io.torch import sources
+
+    def fail(tensor):
+        raise MemoryError
+
+    monkeypatch.setattr(sources, "c_order_copy", fail)
+    with Checkpointer(tmp_path) as ckpt, pytest.raises(StagingError, match="12 bytes"):
+        ckpt.save(1, {"w": torch.ones(3)})
+    assert names(tmp_path) == []
+
+
+def test_only_the_newest_stay(tmp_path):
+    (tmp_path / "notes").mkdir()
+    save({"x": 0}, tmp_path / "best", step=0)
+    with Checkpointer(tmp_path, keep=2) as ckpt:
+        for step in (10, 20, 30, 40):
+            ckpt.save(step, {"x": step})
+    assert names(tmp_path) == ["best", "notes", "step-0000000030", "step-0000000040"]
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        ckpt.save(50, {"x": 50})
+    assert steps(tmp_path) == [50]
+
+
+def test_an_older_one_goes_only_after_the_newer_is_durable(tmp_path, gate):
+    gate.set()
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        ckpt.save(1, {"x": 1}).wait_durable(60)
+        gate.clear()
+        ckpt.save(2, {"x": 2})
+        assert load(ckpt.latest()) == {"x": 1}
+        gate.set()
+    assert steps(tmp_path) == [2]
+
+
+def test_the_save_just_made_stays_even_below_older_steps(tmp_path):
+    with Checkpointer(tmp_path, keep=2) as ckpt:
+        for step in (100, 200, 50):
+            ckpt.save(step, {})
+    assert steps(tmp_path) == [50, 200]
+
+
+def test_unloadable_directories_neither_count_nor_go(tmp_path):
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        ckpt.save(1, {})
+        (tmp_path / "step-0000000009").mkdir()
+        ckpt.save(2, {})
+    assert steps(tmp_path) == [2, 9]
+
+
+def test_all_stay_without_a_limit(tmp_path):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        for step in range(5):
+            ckpt.save(step, {})
+    assert steps(tmp_path) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, 1.0, "3"], ids=repr)
+def test_a_limit_that_makes_no_sense(keep, tmp_path):
+    with pytest.raises(PlanError, match="keep"):
+        Checkpointer(tmp_path / "c", keep=keep)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_step_is_never_saved_twice(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        identity = ckpt.save(1, {"x": 1}).wait_durable(60).checkpoint_id
+        with pytest.raises(PlanError, match="saved already"):
+            ckpt.save(1, {"x": 2})
+        assert ckpt.latest().checkpoint_id == identity
+        (tmp_path / "step-0000000002").write_text("a file")
+        with pytest.raises(PlanError, match="no directory"):
+            ckpt.save(2, {})
+
+
+@pytest.mark.parametrize("damage", ["manifest", "segment", "cut", "empty"])
+def test_an_unloadable_directory_of_the_step_is_moved_aside(tmp_path, damage):
+    path = tmp_path / "step-0000000001"
+    save({"x": torch.ones(5)}, path, step=1)
+    if damage in ("manifest", "empty"):
+        (path / "manifest.json").unlink()
+    if damage in ("segment", "empty"):
+        (path / "seg-000000.fps").unlink()
+    if damage == "cut":
+        os.truncate(path / "seg-000000.fps", 4096)
+    with Checkpointer(tmp_path) as ckpt:
+        with pytest.raises(PlanError, match="function"):
+            ckpt.save(1, {"bad": len})
+        assert names(tmp_path) == ["step-0000000001"]
+        ckpt.save(1, {"x": 2}).wait_durable(60)
+        assert load(ckpt.latest()) == {"x": 2}
+    assert len(names(tmp_path)) == 2
+    assert names(tmp_path)[1].startswith("step-0000000001.bad-")
+
+
+def test_a_closed_one_takes_no_more(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        pass
+    with pytest.raises(PlanError, match="closed"):
+        ckpt.save(1, {})
+
+
+def test_a_root_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(EngineError, match="root"):
+        Checkpointer(tmp_path / "file" / "root")
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_the_last_save_before_exit_is_committed(tmp_path, how):
+    command = [sys.executable, "-c", SAVE_AND_LEAVE, str(tmp_path), how]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stderr) == (0 if how == "return" else 3, "")
+    found = latest(tmp_path, verify="full")
+    assert found.step == 2
+    assert (load(found)["w"] == 2).all()
