@@ -31,6 +31,7 @@ MAX_NDIM: Final = 64
 MAX_CUT_DIMS: Final = 8
 MAX_NAME_NBYTES: Final = 65_535
 MAX_TREE_DEPTH: Final = 128
+KEY_INTS: Final = range(-(1 << 63), 1 << 63)
 MAX_ENTRIES: Final = 2**24
 MAX_SEGMENTS: Final = 65_536
 MAX_MANIFEST_NBYTES: Final = 16 * 1024 * 1024

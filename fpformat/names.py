@@ -102,9 +102,12 @@ def path_of(name: str) -> Path:
     """Return the path whose name is `name`; the empty name is taken for one empty key.
 
     Raises:
-        ValueError: `name` has an escape that no path produces.
+        ValueError: No path has this name.
     """
-    return tuple(map(_element_of, name.split("/")))
+    path = tuple(map(_element_of, name.split("/")))
+    if "/".join(map(element_text, path)) != name:
+        raise ValueError(f"{name!r} spells a number in a way that no path does")
+    return path
 
 
 def segment_name(ordinal: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from fpformat.cursor import Cursor
 from fpformat.errors import PlanError
-from fpformat.limits import MAX_TREE_DEPTH
+from fpformat.limits import KEY_INTS, MAX_TREE_DEPTH
 from fpformat.names import Key
 from fpformat.nodes import (
     ArrayRef,
@@ -144,6 +144,8 @@ def _build_dict(children: list[Node], cursor: Cursor) -> dict[Key, Node]:
         if type(key) not in _KEY_TYPES:
             kind = type(key).__name__
             cursor.fail("TRE-5", f"a key is a {kind}, expected str, int, bool or None")
+        if type(key) is int and key not in KEY_INTS:
+            cursor.fail("TRE-5", "an int key does not fit 64 bits")
     built: dict[Key, Node] = dict(zip(keys, children[1::2], strict=True))
     if len(built) != len(keys):
         cursor.fail("TRE-5", f"a dict has {len(keys)} keys, only {len(built)} of them different")
@@ -305,6 +307,8 @@ def _pairs(items: dict[Key, Node]) -> Iterator[Any]:
         if type(key) not in _KEY_TYPES:
             kind = type(key).__name__
             raise PlanError(f"state tree: key {key!r} is a {kind}; see TRE-5 (TRE-10)")
+        if type(key) is int and key not in KEY_INTS:
+            raise PlanError("state tree: an int key does not fit 64 bits; see TRE-5 (TRE-10)")
     return chain.from_iterable(items.items())
 
 

@@ -13,13 +13,14 @@ from fpformat.limits import MAX_INT
 from fpformat.model import ObjectEntry, SavePlan, ShardKey, ShardSource, TensorEntry
 from fpformat.names import TREE_NAME
 from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef
+from fpformat.ties import Ties
 from fpformat.tree import dump_tree
 from fpformat.writer import WriteReport, write_checkpoint
 from fpformat_io.errors import engine_error
 from fpformat_io.fold import map_leaves
 from fpformat_io.session import SaveReport
 from fpformat_io.torch.flatten import FlatState, Slot, flatten
-from fpformat_io.torch.sharing import Ties, find_ties
+from fpformat_io.torch.sharing import tie_slots
 
 _TREE: Final = 1
 
@@ -54,8 +55,8 @@ def capture(
     check_step(step)
     user = _checked_metadata(metadata)
     flat = flatten(state)
-    ties = find_ties(flat.slots)
-    entries = sorted(_entries(flat, ties), key=sort_key)
+    ties, bases = tie_slots(flat.slots)
+    entries = sorted(_entries(flat, ties, bases), key=sort_key)
     payload = dump_tree(_renumbered(flat, entries))
     plan = plan_checkpoint(
         entries,
@@ -64,8 +65,7 @@ def capture(
         user=user,
     )
     owning = [slot for slot in flat.slots if slot.name not in ties.aliases]
-    owning += [Slot(name=base.name, value=base.tensor, dtype=base.dtype) for base in ties.bases]
-    by_name = sources(owning)
+    by_name = sources(owning + bases)
     return Capture(
         plan=plan,
         sources={((name, None), None): source for name, source in by_name.items()},
@@ -131,7 +131,7 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return dict(metadata)
 
 
-def _entries(flat: FlatState, ties: Ties) -> list[TensorEntry]:
+def _entries(flat: FlatState, ties: Ties, bases: list[Slot]) -> list[TensorEntry]:
     visible = [
         TensorEntry(
             name=slot.name,
@@ -142,8 +142,8 @@ def _entries(flat: FlatState, ties: Ties) -> list[TensorEntry]:
         for slot in flat.slots
     ]
     hidden = [
-        TensorEntry(name=base.name, dtype=base.dtype, shape=tuple(base.tensor.shape), hidden=True)
-        for base in ties.bases
+        TensorEntry(name=base.name, dtype=base.dtype, shape=tuple(base.value.shape), hidden=True)
+        for base in bases
     ]
     return visible + hidden
 

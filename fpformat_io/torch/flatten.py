@@ -15,7 +15,7 @@ import torch
 
 from fpformat.dtypes import DType, from_numpy
 from fpformat.errors import PlanError
-from fpformat.limits import MAX_TREE_DEPTH
+from fpformat.limits import KEY_INTS, MAX_TREE_DEPTH
 from fpformat.names import Path, PathElement, element_text, name_of
 from fpformat.nodes import (
     ArrayRef,
@@ -38,7 +38,6 @@ from fpformat_io.torch.subclasses import is_flattenable, label_of, take_apart
 _KEY_TYPES: Final = frozenset({str, int, bool, type(None)})
 _MAX_U32: Final = 2**32 - 1
 # Python turns no longer integers into digits, of which a name consists.
-_MAX_KEY_BITS: Final = 14_000
 _SHARDED: Final = "torch.distributed."
 _SURROGATE: Final = "has a lone surrogate, so no UTF-8 form"
 
@@ -98,8 +97,8 @@ def _depth(path: Path) -> int:
 def _key_problem(key: Any) -> str | None:
     if type(key) not in _KEY_TYPES:
         return f"key {key!r} is a {_kind(key)}; only str, int, bool and None can be keys"
-    if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
-        return f"an int key has {key.bit_length()} bits; at most {_MAX_KEY_BITS} can be named"
+    if type(key) is int and key not in KEY_INTS:
+        return f"an int key has {key.bit_length()} bits and does not fit 64 with its sign"
     if type(key) is str and _has_surrogate(key):
         return f"key {key!r} {_SURROGATE}"
     return None

@@ -110,3 +110,9 @@ def test_derived_names():
     assert staging_name(SAVE_ID) == ".fps-000102030405060708090a0b0c0d0e0f"
     assert trash_name(SAVE_ID) == ".fps-trash-000102030405060708090a0b0c0d0e0f"
     assert aside_name("step-1", SAVE_ID) == "step-1.bad-000102030405060708090a0b0c0d0e0f"
+
+
+@pytest.mark.parametrize("name", ["~i+5", "~i1_0", "~i 5", "~i007", "~l01", "~l\u0661", "~i-0"])
+def test_a_number_has_one_spelling(name):
+    with pytest.raises(ValueError, match="no path"):
+        path_of(name)

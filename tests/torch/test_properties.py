@@ -24,7 +24,7 @@ NUMPY_TYPES = [found for dtype in DTYPES.values() if (found := numpy_dtype(dtype
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.text(
     "~/\0il0", max_size=3
 )
-KEYS = TEXT | st.integers() | st.booleans() | st.none()
+KEYS = TEXT | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.none()
 FLOATS = st.binary(min_size=8, max_size=8).map(lambda raw: struct.unpack("<d", raw)[0])
 PLAIN = st.one_of(
     st.none(),
