@@ -5,11 +5,9 @@ checksums alone: with `zeros(n)` the operator that appends n zero bytes (a 32 x 
 GF(2), built by squaring), crc(a + b) = zeros(len b) applied to crc(a), xor crc(b).
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Final, TypeAlias
-
-from crc32c import crc32c as _crc32c
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from typing import Any, Final, TypeAlias
 
 _POLYNOMIAL: Final = 0x82F63B78  # reflected
 _MASK_DELTA: Final = 0xA282EAD8
@@ -21,7 +19,15 @@ def crc32c(buffer: "bytes | bytearray | memoryview", start: int = 0) -> int:
 
     spec: SUM-1
     """
-    return int(_crc32c(buffer, start))
+    return _fast_crc32c()(buffer, start)
+
+
+@cache
+def _fast_crc32c() -> Callable[[Any, int], int]:
+    """Import the package at the first checksum: it looks up its own version, which is slow."""
+    from crc32c import crc32c as fast
+
+    return fast
 
 
 def slow_crc32c(buffer: bytes, start: int = 0) -> int:

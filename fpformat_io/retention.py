@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from fpformat.errors import FormatError
+from fpformat.manifest import check_editor
 from fpformat.names import MANIFEST_NAME, aside_name, trash_name
 from fpformat.publish import sync_directory
 from fpformat.reader import open_checkpoint
@@ -116,7 +117,8 @@ def move_aside(path: Path, save_id: bytes) -> Path:
 class Retention:
     """Keeps the newest checkpoints of a root and retires the others.
 
-    Only directories named after a step that can be loaded count, and only those are removed.
+    Only directories named after a step that can be loaded count, and only those are removed. One
+    with a feature that an editor would have to know is none of them.
     """
 
     def __init__(self, root: Path, keep: int | None) -> None:
@@ -154,6 +156,8 @@ class Retention:
 
     def _is_loadable(self, name: str) -> bool:
         if name not in self._save_ids:
-            with suppress(FormatError), open_checkpoint(self._root / name) as checkpoint:
+            path = self._root / name
+            with suppress(FormatError), open_checkpoint(path) as checkpoint:
+                check_editor(checkpoint.manifest, str(path))
                 self._save_ids[name] = checkpoint.manifest.save_id
         return name in self._save_ids
