@@ -164,7 +164,7 @@ class Checkpoint:
         if isinstance(entry.alias, View):
             return self._read_view(entry, entry.alias, box)
         out = np.empty(nbytes, dtype=np.uint8)
-        self._read_owned(entry.target or entry.key, box, entry.dtype.nbytes, out)
+        self._read_owned(self._owner(entry), box, out)
         return out
 
     def read_into(self, key: "TensorKey | str", out: Any, *, box: Box | None = None) -> None:
@@ -178,7 +178,7 @@ class Checkpoint:
         if isinstance(entry.alias, View):
             target[:] = self._read_view(entry, entry.alias, box)
         else:
-            self._read_owned(entry.target or entry.key, box, entry.dtype.nbytes, target)
+            self._read_owned(self._owner(entry), box, target)
 
     def read_array(self, key: "TensorKey | str", *, box: Box | None = None) -> Array:
         """Read like `read`, as a numpy array of the tensor's type and shape.
@@ -205,12 +205,15 @@ class Checkpoint:
             raise PlanError(f"{entry.name!r}: {detail}")
         return box
 
-    def _read_owned(self, key: TensorKey, wanted: Box, itemsize: int, out: Array) -> None:
+    def _owner(self, entry: TensorEntry) -> TensorEntry:
+        return entry if entry.target is None else self.entry(entry.target)
+
+    def _read_owned(self, owner: TensorEntry, wanted: Box, out: Array) -> None:
         if not len(out):
             return
-        shape = self.entry(key).shape
-        whole = Box(start=(0,) * len(shape), shape=shape)
-        for segment, row in self._places(key):
+        itemsize = owner.dtype.nbytes
+        whole = Box(start=(0,) * len(owner.shape), shape=owner.shape)
+        for segment, row in self._places(owner.key):
             for extent in segment.extents_of(row):
                 boxed = segment.index.tables.extents["dims_index"][extent] != NONE
                 shard = extent_box(segment.index, extent) if boxed else whole

@@ -22,8 +22,8 @@ from fpformat.limits import (
 )
 from fpformat.model import Box, ObjectEntry, Part, SavePlan, SegmentPlan, ShardKey, TensorEntry
 from fpformat.names import MANIFEST_NAME, segment_name
-from fpformat.tree import Node, ParameterRef, TensorRef, dump_tree
 from fpformat.source import BytesSource
+from fpformat.tree import Node, ParameterRef, TensorRef, dump_tree
 from fpformat.wire import FOOTER_FIELDS, HEADER_FIELDS
 from fpformat.writer import write_checkpoint
 
