@@ -25,10 +25,11 @@ from fpformat.index import (
     OWNER_TENSOR,
     TENSOR,
     Array,
+    SegmentIndex,
     dump_index,
     parse_index,
 )
-from fpformat.index_rules import SegmentIndex, check_index
+from fpformat.index_rules import check_index
 from fpformat.layout import place_extents, sort_key
 from fpformat.limits import HEADER_NBYTES, NONE, SAVE_ID_NBYTES
 from fpformat.manifest import dump_manifest, parse_manifest

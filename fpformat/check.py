@@ -14,8 +14,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from fpformat.errors import fault
-from fpformat.index import OBJECT_TREE, OWNER_TENSOR, Array
-from fpformat.index_rules import SegmentIndex
+from fpformat.index import OBJECT_TREE, OWNER_TENSOR, Array, SegmentIndex
 from fpformat.limits import MAX_CUT_DIMS, NONE
 from fpformat.model import Box
 from fpformat.names import segment_name

@@ -75,6 +75,7 @@ CLAUSE_CLASS: Final[dict[str, ErrorClass]] = {
     "ALI-4": "invalid",
     "ALI-5": "invalid",
     "ALI-6": "limit",
+    "ALI-7": "invalid",
     "EXT-1": "invalid",
     "EXT-2": "invalid",
     "EXT-3": "invalid",

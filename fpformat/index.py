@@ -112,6 +112,21 @@ class Tables:
     piece_stored: Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentIndex:
+    """The tables of one segment after every check, with their names.
+
+    Attributes:
+        tables: The tables as read.
+        names: Tensor names, in table order.
+        object_names: Object names, in table order.
+    """
+
+    tables: Tables
+    names: list[str]
+    object_names: list[str]
+
+
 def table_sha256(table: "memoryview | bytes") -> bytes:
     """Return the digest that the directory keeps of a table."""
     return hashlib.sha256(table).digest()
@@ -231,6 +246,8 @@ def _check_entries(entries: list[_Entry], header: Header, where: str) -> None:
         if entry.kind not in TABLES:
             if entry.flags & MUST_UNDERSTAND:
                 raise fault("IDX-12", where, f"needs the unknown {entry.title}")
+            if not entry.record_nbytes:
+                raise fault("IDX-9", where, f"{entry.title} has records of 0 bytes")
             continue
         if not entry.flags & MUST_UNDERSTAND:
             raise fault("IDX-8", where, f"{entry.title} lacks the must-understand flag")

@@ -34,6 +34,7 @@ MAX_TREE_DEPTH: Final = 128
 KEY_INTS: Final = range(-(1 << 63), 1 << 63)
 MAX_ENTRIES: Final = 2**24
 MAX_SEGMENTS: Final = 65_536
+MAX_WORLD_SIZE: Final = 2**32 - 1
 MAX_MANIFEST_NBYTES: Final = 16 * 1024 * 1024
 MAX_JSON_DEPTH: Final = 16
 SAVE_ID_NBYTES: Final = 16

@@ -20,6 +20,7 @@ from fpformat.limits import (
     MAX_JSON_DEPTH,
     MAX_MANIFEST_NBYTES,
     MAX_SEGMENTS,
+    MAX_WORLD_SIZE,
     SAVE_ID_NBYTES,
     VERSION,
 )
@@ -101,6 +102,8 @@ def _unframe(document: bytes, where: str) -> tuple[bytes, str]:
         raise fault("MAN-4", where, f"has {len(document)} bytes; the limit is 16 MiB")
     suffix = _SUFFIX.search(document, max(len(document) - _SUFFIX_NBYTES, 0))
     framed = (document.startswith(_PREFIX), suffix is not None)
+    if document[:1] in (b"", b"\0"):
+        raise fault("MAN-2", where, "is empty or overwritten with zeros")
     if not any(framed):
         raise fault("MAN-1", where, "is not the manifest of a checkpoint")
     if not all(framed) or suffix is None:
@@ -184,8 +187,8 @@ def _from_document(value: dict[str, Any], where: str) -> Manifest:
         raise fault("MAN-6", where, "save_id is not 32 lowercase hex digits")
     if value["format"] != FORMAT_NAME:
         raise fault("MAN-11", where, f"format is {value['format']!r}, not {FORMAT_NAME!r}")
-    if value["world_size"] < 1:
-        raise fault("MAN-11", where, "world_size is 0")
+    if not 1 <= value["world_size"] <= MAX_WORLD_SIZE:
+        raise fault("MAN-11", where, f"world_size is {value['world_size']}, not 1 to 2^32-1")
     return Manifest(
         save_id=bytes.fromhex(value["save_id"]),
         segments=_segments(value["segments"], where),

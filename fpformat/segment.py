@@ -13,8 +13,8 @@ from fpformat.checksum import crc32c
 from fpformat.codec import RAW, decode_piece
 from fpformat.dtypes import DTYPES
 from fpformat.errors import TruncatedError, fault
-from fpformat.index import FLAG_HIDDEN, FLAG_VIEW, OWNER_OBJECT, Array, parse_index
-from fpformat.index_rules import SegmentIndex, check_index
+from fpformat.index import FLAG_HIDDEN, FLAG_VIEW, OWNER_OBJECT, Array, SegmentIndex, parse_index
+from fpformat.index_rules import check_index
 from fpformat.limits import FOOTER_NBYTES, HEADER_NBYTES, NONE
 from fpformat.manifest import feature_words
 from fpformat.model import Manifest, SegmentRecord, TensorEntry, TensorKey, View
@@ -299,6 +299,9 @@ def _check_size(nbytes: int, record: SegmentRecord, where: str) -> None:
 
 def _read_header(descriptor: int, place: SegmentPlace, manifest: Manifest) -> Header:
     where = place.where
+    nbytes = manifest.segments[place.ordinal].nbytes
+    if nbytes < HEADER_NBYTES:
+        raise fault("HDR-1", where, f"has {nbytes} bytes, too few for a header")
     record = bytearray(HEADER_NBYTES)
     read_exact(descriptor, record, offset=0, where=where)
     header = parse_header(bytes(record), where)
@@ -309,7 +312,6 @@ def _read_header(descriptor: int, place: SegmentPlace, manifest: Manifest) -> He
     if (header.incompat, header.ro_compat, header.compat) != feature_words(manifest.features):
         raise fault("HDR-11", where, "feature bits differ from the manifest's features")
     align = header.geometry.align
-    nbytes = manifest.segments[place.ordinal].nbytes
     if nbytes % align or nbytes < 3 * align:
         raise fault("SEG-2", where, f"{nbytes} bytes are not at least 3 blocks of {align}")
     rest = bytearray(align - HEADER_NBYTES)

@@ -247,6 +247,10 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-dims-table": ("IDX-10", drop_table(3)),
     "no-crc-table": ("IDX-10", drop_table(5)),
     "empty-ranks-table": ("IDX-10", tables(lambda t: t.update({7: Table(7, 12, bytearray())}))),
+    "unknown-table-without-records": (
+        "IDX-9",
+        tables(lambda t: t.update({77: Table(77, 0, bytearray(), 0, count=0)})),
+    ),
     "stored-sizes-without-zstd": ("IDX-10", add_table(8, 1)),
     "table-digest": ("IDX-11", put("index", 32 + 32, "B", 0)),
     "unknown-table": ("IDX-12", add_table(77, 1)),
@@ -280,6 +284,12 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "view-offset-overflow": ("ALI-3", dim(12, (1 << 64) - 1)),
     "view-without-target": ("ALI-4", tensor(VIEW_ROW, TARGET, NONE)),
     "hidden-2d": ("ALI-4", tensor(GRID_ROW, FLAGS, 2)),
+    "hidden-by-another-name": (
+        "ALI-7",
+        tables(lambda t: t[4].body.__setitem__(slice(-25, -17), b"zh/view\0")),
+    ),
+    "prefix-of-hidden-bases": ("ALI-7", tensor(HIDDEN_ROW, FLAGS, 0)),
+    "alias-of-a-hidden-base": ("ALI-7", tensor(TIED_ROW, TARGET, HIDDEN_ROW)),
     "alias-owns-bytes": ("ALI-5", extent(2, E_OWNER, VIEW_ROW)),
     # extents
     "extent-empty": ("EXT-1", several((2, 1, E_NBYTES, 0), (2, 1, E_STORED, 0))),
@@ -332,7 +342,8 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "object-scope-outside-world": ("OBJ-7", cell(6, TREE, O_SCOPE, 5)),
     # manifest
     "manifest-of-something-else": ("MAN-1", {"document": lambda _: b'{"name": "app"}'}),
-    "manifest-empty": ("MAN-1", {"document": lambda _: b""}),
+    "manifest-empty": ("MAN-2", {"document": lambda _: b""}),
+    "manifest-zeros": ("MAN-2", {"document": lambda d: bytes(len(d))}),
     "manifest-truncated": ("MAN-2", {"document": lambda d: d[:-1]}),
     "manifest-start-damaged": ("MAN-2", {"document": lambda d: b"[" + d[1:]}),
     "manifest-id": ("MAN-3", {"document": lambda d: d.replace(b'"run"', b'"ran"')}),
@@ -375,6 +386,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-segments": ("MAN-10", manifest(lambda m: m.update(segments=[]))),
     "nesting": ("MAN-10", manifest(nest)),
     "other-format": ("MAN-11", manifest(lambda m: m.update(format="other"))),
+    "world-size-2-32": ("MAN-11", manifest(lambda m: m.update(world_size=1 << 32))),
     "world-size-0": ("MAN-11", manifest(lambda m: m.update(world_size=0))),
     "unknown-incompat": ("FEA-1", manifest(lambda m: m["features"].update(incompat=["x-new"]))),
     "size-in-manifest": ("SEG-1", manifest(lambda m: m["segments"][0].update(nbytes=4096))),

@@ -56,7 +56,7 @@ def test_a_reference_past_the_table(tmp_path):
 
 @pytest.mark.clause("TRE-6")
 def test_a_reference_to_a_hidden_base(tmp_path):
-    path = write(tmp_path / "c", {"a": TensorRef(0)}, tensor("a", hidden=True))
+    path = write(tmp_path / "c", {"a": TensorRef(0)}, tensor("~h/a", hidden=True))
     assert problems(path) == ["TRE-6"]
 
 
