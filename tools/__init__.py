@@ -1,0 +1,1 @@
+"""The console commands of fpformat: convert, inspect, verify. Installed as ``fpformat_tools``."""

@@ -1,0 +1,77 @@
+"""A state written as a checkpoint of fpformat."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fpformat.layout import plan_checkpoint, sort_key
+from fpformat.model import ObjectEntry, ShardKey, ShardSource
+from fpformat.names import TREE_NAME, name_of
+from fpformat.nodes import walk_tensors
+from fpformat.tree import dump_tree
+from fpformat.writer import write_checkpoint
+from fpformat_tools.gather import TensorSource
+from fpformat_tools.output import check_space, refuse_existing
+from fpformat_tools.progress import Progress
+from fpformat_tools.sharing import share
+from fpformat_tools.state import State
+from fpformat_tools.text import listed
+from fpformat_tools.trees import renumber
+
+OBJECT_TREE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What an output amounts to.
+
+    Attributes:
+        paths: Every file or directory that appeared.
+        nbytes: Size of all files.
+        checkpoint_id: Of a checkpoint, else None.
+    """
+
+    paths: tuple[Path, ...]
+    nbytes: int
+    checkpoint_id: str | None = None
+
+
+class _Metered:
+    """A source that reports what is read from it."""
+
+    def __init__(self, source: TensorSource, progress: Progress) -> None:
+        self._source = source
+        self._progress = progress
+
+    def read(self, *, offset: int, nbytes: int) -> memoryview:
+        part = self._source.read(offset=offset, nbytes=nbytes)
+        self._progress(nbytes)
+        return part
+
+
+def write_fpformat(state: State, target: Path, *, progress: Progress) -> Written:
+    """Write a state as a checkpoint, its ties kept and its bytes streamed.
+
+    Raises:
+        PlanError: The state cannot be stored, or `target` exists.
+        SaveError: The system refused to write.
+    """
+    refuse_existing(target)
+    shared = share(state)
+    if shared.untied:
+        state.warnings.append(
+            f"{state.where}: shared bytes that lie too far apart are stored separately: "
+            f"{listed(shared.untied)}"
+        )
+    ordered = sorted(shared.entries, key=sort_key)
+    numbers = {entry.name: position for position, entry in enumerate(ordered)}
+    names = iter([name_of(path) for path, _ in walk_tensors(state.node)])
+    node = renumber(state.node, lambda _: numbers[next(names)])
+    tree = ObjectEntry(name=TREE_NAME, kind=OBJECT_TREE, payload=dump_tree(node))
+    plan = plan_checkpoint(ordered, [tree], step=state.step, user=state.user)
+    sources: dict[ShardKey, ShardSource] = {
+        (key, None): _Metered(source, progress) for key, source in shared.sources.items()
+    }
+    needed = sum(part.nbytes for segment in plan.segments for part in segment.parts)
+    check_space(target, nbytes=needed + len(tree.payload))
+    report = write_checkpoint(target, plan, sources)
+    return Written(paths=(target,), nbytes=report.nbytes, checkpoint_id=report.checkpoint_id)

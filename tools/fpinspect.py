@@ -1,0 +1,308 @@
+"""fpinspect: what is in a checkpoint, without reading its tensors."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fpformat.model import TensorKey, View
+from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef
+from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat_tools.cli import OK, dump_json, run
+from fpformat_tools.errors import SourceError, UsageError
+from fpformat_tools.inspection import (
+    SegmentShare,
+    Totals,
+    count,
+    created_text,
+    entry_document,
+    extents_of,
+)
+from fpformat_tools.text import count_text, nbytes_text, plain, shape_text, shown
+from fpformat_tools.tree_text import UNFOLDED, Folding, TreeDrawing
+from fpformat_tools.trees import select
+
+COMMAND = "fpinspect"
+_EPILOG = """\
+examples:
+  fpinspect step-0000001000
+  fpinspect step-0000001000 --tree | less
+  fpinspect step-0000001000 model.embed.weight optimizer.state
+  fpinspect step-0000001000 --layout
+  fpinspect step-0000001000 --json | jq .tensors
+
+A NAME is a tensor as the tables call it, or keys joined by dots: a tensor or a part of the state.
+Opening checks everything but the data; fpverify checks the data too.
+
+exit codes: 0 shown, 1 no sound checkpoint, 2 wrong usage
+"""
+_LABEL_WIDTH = 12
+_BAR_WIDTH = 60
+_LAYOUT_ROWS = 40
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        description="Show what is in a checkpoint of fpformat.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="DIR", help="directory of the checkpoint")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="show these tensors or parts")
+    parser.add_argument("--tree", action="store_true", help="the whole state, nothing folded")
+    parser.add_argument("--layout", action="store_true", help="where each extent lies")
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    return parser
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<{_LABEL_WIDTH}}{text}"
+
+
+def summary(checkpoint: Checkpoint, totals: Totals) -> Iterator[str]:
+    """Yield the lines of the summary."""
+    manifest = checkpoint.manifest
+    major, minor = manifest.version
+    yield f"{checkpoint.path}: checkpoint of fpformat {major}.{minor}"
+    yield _row("id", checkpoint.checkpoint_id)
+    if manifest.step is not None:
+        yield _row("step", str(manifest.step))
+    yield _row("created", created_text(manifest.created_us))
+    yield _row("world size", str(manifest.world_size))
+    named = manifest.features
+    features = (*named.incompat, *named.ro_compat, *named.compat)
+    if features:
+        yield _row("features", ", ".join(features))
+    for extension in manifest.extensions:
+        yield _row("extension", plain(extension.name))
+    for key, text in sorted(manifest.user.items()):
+        yield _row("user", f"{plain(key)} = {shown(text)}")
+    ties = [
+        count_text(number, noun, plural)
+        for number, noun, plural in (
+            (totals.alias_count, "alias", "aliases"),
+            (totals.view_count, "view", "views"),
+            (totals.hidden_count, "hidden base", "hidden bases"),
+        )
+        if number
+    ]
+    yield _row("tensors", ", ".join([f"{totals.tensor_count:,}", *ties]))
+    for row in totals.dtypes:
+        tensors = count_text(row.tensor_count, "tensor")
+        yield _row("", f"{row.name:<12}{tensors:>16}  {nbytes_text(row.nbytes):>9}")
+    total = sum(share.nbytes for share in totals.segments)
+    yield _row("segments", f"{len(totals.segments):,}, {nbytes_text(total)}")
+    for share in totals.segments[:_LAYOUT_ROWS]:
+        yield _row("", _share_text(share))
+    if len(totals.segments) > _LAYOUT_ROWS:
+        yield _row("", f"and {len(totals.segments) - _LAYOUT_ROWS:,} more")
+
+
+def _share_text(share: SegmentShare) -> str:
+    extents = count_text(share.extent_count, "extent")
+    index, padding = nbytes_text(share.index_nbytes), share.padding_nbytes / share.nbytes
+    size = nbytes_text(share.nbytes)
+    return f"{share.name:<16}{size:>9}  {extents}, index {index}, padding {padding:.2%}"
+
+
+class _Lookup:
+    """Finds the entries of one tree's references."""
+
+    def __init__(self, checkpoint: Checkpoint, tree: StateTree, totals: Totals) -> None:
+        self._checkpoint = checkpoint
+        self._keys = tree.keys
+        self._nbytes = totals.logical_nbytes
+
+    def drawing(self, folding: Folding) -> TreeDrawing:
+        """Return what draws trees of these references."""
+        encoding = (sys.stdout.encoding or "ascii").lower()
+        return TreeDrawing(
+            entry=lambda ref: self._checkpoint.entry(self._keys[ref.index]),
+            nbytes=lambda ref: self._nbytes[self._keys[ref.index]],
+            ascii=not encoding.startswith("utf"),
+            folding=folding,
+        )
+
+    def key(self, ref: Reference) -> TensorKey:
+        """Return the key of a reference."""
+        return self._keys[ref.index]
+
+
+def _trees(checkpoint: Checkpoint) -> Iterator[tuple[str, StateTree]]:
+    ranks = checkpoint.tree_ranks()
+    for rank in ranks:
+        tree = checkpoint.tree(rank)
+        if tree is not None:
+            yield ("state" if len(ranks) == 1 else f"state of rank {rank}"), tree
+    if not ranks:
+        keys = [key for key in checkpoint.keys() if not checkpoint.entry(key).hidden]  # noqa: SIM118
+        node: Node = {
+            name if scope is None else f"{name} (rank {scope})": TensorRef(position)
+            for position, (name, scope) in enumerate(keys)
+        }
+        yield "tensors (no state tree)", StateTree(node=node, keys=keys)
+
+
+def layout(checkpoint: Checkpoint, totals: Totals) -> Iterator[str]:
+    """Yield the lines that show where the extents of each segment lie."""
+    for segment, share in zip(checkpoint.segments, totals.segments, strict=True):
+        yield ""
+        yield _share_text(share)
+        yield f"  {_bar(share, segment.header.geometry.align)}"
+        yield f"  {'offset':>16}  {'size':>16}  {'padding':>9}  content"
+        rest = share.extent_count - _LAYOUT_ROWS
+        for position, place in enumerate(extents_of(segment)):
+            if position >= _LAYOUT_ROWS and rest > 1:
+                yield f"  and {rest:,} more; all of them with --json"
+                break
+            numbers = f"{place.offset:>16,}  {place.nbytes:>16,}  {place.padding_nbytes:>9,}"
+            yield f"  {numbers}  {plain(place.title)}"
+
+
+def _bar(share: SegmentShare, align: int) -> str:
+    parts = (
+        ("H", align),
+        ("#", share.data_nbytes),
+        (".", share.padding_nbytes),
+        ("i", share.index_nbytes),
+        ("F", align),
+    )
+    cells = [(mark, max(round(n / share.nbytes * _BAR_WIDTH), 1)) for mark, n in parts if n]
+    text = "".join(mark * width for mark, width in cells)
+    return f"[{text}]  H header, # data, . padding, i index, F footer"
+
+
+def _find(checkpoint: Checkpoint, totals: Totals, name: str) -> Iterator[str]:
+    """Yield the lines of one tensor or part of the state."""
+    keys = [key for key in totals.logical_nbytes if key[0] == name]
+    if keys:
+        for key in keys:
+            yield from _tensor(checkpoint, key, totals)
+        return
+    for title, tree in _trees(checkpoint):
+        try:
+            node, _ = select(tree.node, name)
+        except UsageError:
+            continue
+        lookup = _Lookup(checkpoint, tree, totals)
+        if isinstance(node, TensorRef | ParameterRef | ArrayRef):
+            yield from _tensor(checkpoint, lookup.key(node), totals)
+        else:
+            label = plain(name) if title == "state" else f"{plain(name)} in {title}"
+            yield from lookup.drawing(UNFOLDED).draw(node, label)
+        return
+    raise SourceError("invalid", checkpoint.path, f"has no tensor and no part {shown(name)}")
+
+
+def _tensor(checkpoint: Checkpoint, key: TensorKey, totals: Totals) -> Iterator[str]:
+    entry = checkpoint.entry(key)
+    yield plain(entry.name) if entry.name else "'' (the state itself)"
+    yield _row("dtype", f"{entry.dtype.name} ({count_text(entry.dtype.nbytes, 'byte')})")
+    yield _row("shape", shape_text(entry.shape))
+    nbytes = totals.logical_nbytes[key]
+    yield _row("size", f"{nbytes_text(nbytes)} ({nbytes:,} bytes)")
+    if entry.scope is not None:
+        yield _row("rank", str(entry.scope))
+    if isinstance(entry.alias, View):
+        how = f"strides {shape_text(entry.alias.strides)}, offset {entry.alias.offset:,}"
+        yield _row("view of", f"{plain(entry.alias.target[0])}, {how}")
+    elif entry.alias is not None:
+        yield _row("same as", plain(entry.alias[0]))
+    owner = entry.target or entry.key
+    for segment, share in zip(checkpoint.segments, totals.segments, strict=True):
+        row = segment.find(owner)
+        for extent in [] if row is None else segment.extents_of(row):
+            record = segment.index.tables.extents[extent]
+            start = int(record["offset"])
+            stop = start + int(record["stored_nbytes"])
+            yield _row("stored in", f"{share.name}, bytes {start:,} to {stop:,}")
+
+
+def document(checkpoint: Checkpoint, totals: Totals) -> dict[str, Any]:
+    """Return everything for programs to read."""
+    manifest = checkpoint.manifest
+    return {
+        "path": checkpoint.path,
+        "version": list(manifest.version),
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "save_id": manifest.save_id.hex(),
+        "step": manifest.step,
+        "created_us": manifest.created_us,
+        "world_size": manifest.world_size,
+        "features": {
+            "incompat": list(manifest.features.incompat),
+            "ro_compat": list(manifest.features.ro_compat),
+            "compat": list(manifest.features.compat),
+        },
+        "extensions": [extension.name for extension in manifest.extensions],
+        "user": manifest.user,
+        "segments": [
+            {
+                "name": share.name,
+                "nbytes": share.nbytes,
+                "data_nbytes": share.data_nbytes,
+                "padding_nbytes": share.padding_nbytes,
+                "index_nbytes": share.index_nbytes,
+                "extents": [
+                    {"offset": place.offset, "nbytes": place.nbytes, "content": place.title}
+                    for place in extents_of(segment)
+                ],
+            }
+            for segment, share in zip(checkpoint.segments, totals.segments, strict=True)
+        ],
+        "tensors": [
+            entry_document(checkpoint.entry(key), nbytes)
+            for key, nbytes in totals.logical_nbytes.items()
+        ],
+    }
+
+
+def _lines(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Iterator[str]:
+    totals = count(checkpoint)
+    if arguments.names:
+        for position, name in enumerate(arguments.names):
+            yield from [""] if position else []
+            yield from _find(checkpoint, totals, name)
+        return
+    yield from summary(checkpoint, totals)
+    if arguments.layout:
+        yield from layout(checkpoint, totals)
+    if arguments.tree or not arguments.layout:
+        for title, tree in _trees(checkpoint):
+            yield ""
+            lookup = _Lookup(checkpoint, tree, totals)
+            yield from lookup.drawing(UNFOLDED if arguments.tree else Folding()).draw(
+                tree.node, title
+            )
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    with open_checkpoint(arguments.path) as checkpoint:
+        if arguments.json:
+            dump_json(document(checkpoint, count(checkpoint)))
+            return OK
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        for line in _lines(checkpoint, arguments):
+            print(line if not width or len(line) <= width else f"{line[: width - 1]}>")
+    return OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: Arguments without the program's name; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = parser().parse_args(argv)
+    report = dump_json if arguments.json else None
+    return run(COMMAND, lambda: _inspect(arguments), report=report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
