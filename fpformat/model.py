@@ -1,6 +1,7 @@
 """The frozen records that the other modules exchange. No bytes and no files here."""
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol, TypeAlias
 
 from fpformat.dtypes import DType
@@ -52,6 +53,11 @@ class TensorEntry:
     def key(self) -> TensorKey:
         """Name and scope."""
         return (self.name, self.scope)
+
+    @property
+    def nbytes(self) -> int:
+        """Logical size in bytes."""
+        return prod(self.shape) * self.dtype.nbytes
 
     @property
     def target(self) -> TensorKey | None:

@@ -4,6 +4,7 @@ Both are boxes of one tensor, in C order. Their intersection is a number of runs
 contiguous on both sides; the longer the common trailing dimensions, the fewer and longer they are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,14 @@ def intersect(one: Box, two: Box) -> Box | None:
     return Box(start=start, shape=tuple(high - low for low, high in zip(start, stop, strict=True)))
 
 
-def strides_of(shape: Shape) -> list[int]:
-    """Return C-order strides in elements."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return strides
+def c_strides(shape: Sequence[int]) -> Shape:
+    """Return the strides of a tensor in C order, in elements."""
+    strides: list[int] = []
+    step = 1
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= max(dim, 1)
+    return tuple(reversed(strides))
 
 
 def plan_runs(shard: Box, wanted: Box, *, itemsize: int) -> Runs | None:
@@ -57,7 +60,7 @@ def plan_runs(shard: Box, wanted: Box, *, itemsize: int) -> Runs | None:
             break
     positions = []
     for box in (shard, wanted):
-        strides = strides_of(box.shape)
+        strides = c_strides(box.shape)
         first = sum(
             (at - base) * stride
             for at, base, stride in zip(common.start, box.start, strides, strict=True)

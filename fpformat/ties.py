@@ -10,6 +10,7 @@ than four times what they take apart.
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from fpformat.dtypes import DType, by_name
 from fpformat.limits import MAX_NAME_NBYTES
 from fpformat.model import Shape, TensorKey, View
 from fpformat.names import HIDDEN_PREFIX
-from fpformat.plan import strides_of
+from fpformat.plan import c_strides
 
 MAX_BASE_RATIO: Final = 4
 _MAX_EXACT: Final = 256
@@ -54,10 +55,7 @@ class Footprint:
     @property
     def nbytes(self) -> int:
         """Logical size in bytes."""
-        count = 1
-        for dim in self.shape:
-            count *= dim
-        return count * self.dtype.nbytes
+        return prod(self.shape) * self.dtype.nbytes
 
     @property
     def stop(self) -> int:
@@ -80,7 +78,7 @@ class Footprint:
     @property
     def is_contiguous(self) -> bool:
         """Whether the bytes from start to stop are the tensor in C order."""
-        ordered = zip(self.shape, strides_of(self.shape), self.strides, strict=True)
+        ordered = zip(self.shape, c_strides(self.shape), self.strides, strict=True)
         return self.is_plain and all(dim == 1 or due == stride for dim, due, stride in ordered)
 
 

@@ -2,7 +2,7 @@
 
 ``fpspec lint`` checks the clauses of ``spec/fpformat-1.0.rst``; ``fpspec lock`` rewrites
 ``spec/clauses.lock`` from them; ``fpspec matrix`` prints where each clause is enforced and tested;
-``fpspec example`` prints the worked example, or puts it into the text with ``--write``.
+``fpspec example`` prints the worked examples, or puts them into the text with ``--write``.
 
 The text is read line by line: a clause is the indented block under its directive, a table is the
 block under ``csv-table``. Nothing here needs a parser of reStructuredText.
@@ -34,8 +34,6 @@ _ID: Final = re.compile(r"\b([A-Z]{3}-[1-9][0-9]*)\b")
 _QUOTED_ID: Final = re.compile(r"""["']([A-Z]{3}-[1-9][0-9]*)["']""")
 _CODE_NOTE: Final = re.compile(r"spec: ((?:[A-Z]{3}-[0-9]+(?:, )?)+)")
 _MARK: Final = re.compile(r"mark\.clause\(([^)]*)\)")
-_EXAMPLE_BEGIN: Final = ".. example begin\n"
-_EXAMPLE_END: Final = ".. example end\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,16 +274,22 @@ def matrix_lines(clauses: Iterable[Clause], evidence: dict[str, Evidence]) -> It
         yield f"{clause.id:<7} {clause.error_class or '-':<12} code: {code}  tests: {tests}"
 
 
-def example_of(text: str) -> str:
-    """Return the worked example as it stands in the specification."""
-    return text.partition(_EXAMPLE_BEGIN)[2].partition(_EXAMPLE_END)[0]
+def _example_marks(name: str) -> tuple[str, str]:
+    return f".. example {name} begin\n", f".. example {name} end\n"
 
 
-def replace_example(text: str, example: str) -> str:
-    """Return the specification with another worked example."""
-    head, _, rest = text.partition(_EXAMPLE_BEGIN)
-    _, _, tail = rest.partition(_EXAMPLE_END)
-    return f"{head}{_EXAMPLE_BEGIN}{example}{_EXAMPLE_END}{tail}"
+def example_of(text: str, name: str) -> str:
+    """Return a worked example as it stands in the specification."""
+    begin, end = _example_marks(name)
+    return text.partition(begin)[2].partition(end)[0]
+
+
+def replace_example(text: str, name: str, example: str) -> str:
+    """Return the specification with another text for a worked example."""
+    begin, end = _example_marks(name)
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}{example}{end}{tail}"
 
 
 def _run_lint(root: Path) -> int:
@@ -316,14 +320,18 @@ def _run_matrix(root: Path) -> int:
 
 
 def _run_example(root: Path, *, write: bool) -> int:
-    from fpformat_tools.fpspec_example import render_example
+    from fpformat_tools.fpspec_example import EXAMPLES, render_example
 
-    example = render_example()
-    if not write:
-        sys.stdout.write(example)
-        return 0
     path = root / SPEC
-    path.write_text(replace_example(path.read_text(encoding="utf-8"), example), encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    for name in EXAMPLES:
+        example = render_example(name)
+        if write:
+            text = replace_example(text, name, example)
+        else:
+            sys.stdout.write(example)
+    if write:
+        path.write_text(text, encoding="utf-8")
     return 0
 
 
@@ -341,8 +349,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("lint", help="check ids, words, classes and references of all clauses")
     commands.add_parser("lock", help="rewrite spec/clauses.lock from the text")
     commands.add_parser("matrix", help="print clause -> code places and tests")
-    example = commands.add_parser("example", help="print the worked example of the text")
-    example.add_argument("--write", action="store_true", help="put it into the text")
+    example = commands.add_parser("example", help="print the worked examples of the text")
+    example.add_argument("--write", action="store_true", help="put them into the text")
     arguments = parser.parse_args(argv)
     if not (arguments.root / SPEC).is_file():
         parser.error(f"{arguments.root / SPEC} does not exist; name the repository with --root")

@@ -26,7 +26,7 @@ from fpformat_tools.safetensors_header import (
     METADATA_NAME,
     THEIRS,
 )
-from fpformat_tools.sharing import geometry_of
+from fpformat_tools.sharing import footprint
 from fpformat_tools.state import State, Tensor
 from fpformat_tools.text import listed, shown
 
@@ -84,7 +84,7 @@ def _tie(state: State, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     by_base: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.is_empty:
-            alike[geometry_of(tensor)].append(name)
+            alike[tensor.base, footprint(state, name, tensor).geometry].append(name)
     ties: dict[str, str] = {}
     for names in alike.values():
         first, *others = sorted(names, key=str.encode)

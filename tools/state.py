@@ -7,11 +7,13 @@ here: storages are read while the output is written.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol
 
 from fpformat.dtypes import DType
 from fpformat.names import Path
 from fpformat.nodes import Node
+from fpformat.plan import c_strides
 
 
 class Storage(Protocol):
@@ -52,17 +54,14 @@ class Tensor:
         return all(
             dim == 1 or stride == expected
             for dim, stride, expected in zip(
-                self.shape, self.strides, contiguous_strides(self.shape), strict=True
+                self.shape, self.strides, c_strides(self.shape), strict=True
             )
         )
 
     @property
     def nbytes(self) -> int:
         """Logical size: elements times element size."""
-        nbytes = self.dtype.nbytes
-        for dim in self.shape:
-            nbytes *= dim
-        return nbytes
+        return prod(self.shape) * self.dtype.nbytes
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -97,16 +96,6 @@ class State:
     problems: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a C-ordered tensor, in elements."""
-    strides: list[int] = []
-    step = 1
-    for dim in reversed(shape):
-        strides.append(step)
-        step *= max(dim, 1)
-    return tuple(reversed(strides))
-
-
 def whole(*, base: int, dtype: DType, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor that fills a storage from its first byte in C order."""
-    return Tensor(base=base, dtype=dtype, shape=shape, strides=contiguous_strides(shape))
+    return Tensor(base=base, dtype=dtype, shape=shape, strides=c_strides(shape))

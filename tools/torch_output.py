@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
-from fpformat.dtypes import tensor_nbytes
 from fpformat.model import TensorEntry, TensorKey, View
+from fpformat.plan import c_strides
 from fpformat_tools.fpformat_output import Written
 from fpformat_tools.gather import TensorSource
 from fpformat_tools.output import check_space, new_file, refuse_existing
 from fpformat_tools.progress import Progress
 from fpformat_tools.ranges import steps
 from fpformat_tools.sharing import Shared, share
-from fpformat_tools.state import State, contiguous_strides
+from fpformat_tools.state import State
 from fpformat_tools.text import listed
 from fpformat_tools.torch_file import NOTES_NAME
 from fpformat_tools.torch_pickle import StoredTensor, TorchPickle
@@ -77,10 +77,6 @@ def _owner_key(entry: TensorEntry) -> TensorKey:
     return entry.target or entry.key
 
 
-def _nbytes(entry: TensorEntry) -> int:
-    return tensor_nbytes(entry.dtype, entry.shape, where=repr(entry.name))
-
-
 def _stored_tensors(shared: Shared) -> tuple[dict[str, StoredTensor], dict[str, TensorEntry]]:
     """Return the tensors by name, and the entry that owns each storage by the storage's key."""
     by_owner: dict[TensorKey, list[TensorEntry]] = defaultdict(list)
@@ -101,11 +97,11 @@ def _stored_tensors(shared: Shared) -> tuple[dict[str, StoredTensor], dict[str, 
             view = entry.alias if isinstance(entry.alias, View) else None
             stored[entry.name] = StoredTensor(
                 key=str(position),
-                storage_nbytes=_nbytes(owner),
+                storage_nbytes=owner.nbytes,
                 dtype=entry.dtype,
                 typed=typed,
                 shape=entry.shape,
-                strides=view.strides if view else contiguous_strides(entry.shape),
+                strides=view.strides if view else c_strides(entry.shape),
                 offset=view.offset if view else 0,
             )
     return stored, storages
@@ -125,7 +121,7 @@ def _write(
         notes = {"step": state.step, "user": state.user}
         archive.add(NOTES_NAME, json.dumps(notes, ensure_ascii=False).encode())
     for key, owner in storages.items():
-        nbytes = _nbytes(owner)
+        nbytes = owner.nbytes
         if nbytes:
             archive.add_streamed(f"data/{key}", shared.sources[owner.key], nbytes, progress)
         else:
@@ -146,7 +142,7 @@ def write_torch(state: State, target: Path, *, progress: Progress) -> Written:
         state.warnings.append(f"{state.where}: {text}: {listed(shared.untied)}")
     stored, storages = _stored_tensors(shared)
     pickled = TorchPickle(stored).dump(state.node)
-    check_space(target, nbytes=len(pickled) + sum(map(_nbytes, storages.values())))
+    check_space(target, nbytes=len(pickled) + sum(owner.nbytes for owner in storages.values()))
     with (
         new_file(target) as output,
         os.fdopen(os.dup(output.descriptor), "w+b") as opened,

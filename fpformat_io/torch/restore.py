@@ -28,6 +28,7 @@ from fpformat.nodes import (
     children_of,
     walk_tensors,
 )
+from fpformat.plan import c_strides
 from fpformat.reader import Checkpoint
 from fpformat_io.fold import Branch, Results, fold, zip_dict
 from fpformat_io.torch.dtypes import to_torch
@@ -69,7 +70,7 @@ class TensorReader:
             storage = self._storage(view.target)
             return tensor.set_(storage, view.offset, entry.shape, view.strides)
         owner = key if view else entry.target or key
-        return tensor.set_(self._storage(owner), 0, entry.shape, _strides(entry.shape))
+        return tensor.set_(self._storage(owner), 0, entry.shape, c_strides(entry.shape))
 
     def parameter(self, key: TensorKey, *, requires_grad: bool) -> torch.nn.Parameter:
         """Return a parameter; the same object for names that were one tensor."""
@@ -97,11 +98,11 @@ class TensorReader:
     def _is_larger(self, entry: TensorEntry, view: View) -> bool:
         """Return whether a view repeats bytes, so that reading it apart would take more."""
         target = self._checkpoint.entry(view.target)
-        return _nbytes(entry) > _nbytes(target)
+        return entry.nbytes > target.nbytes
 
     def _storage(self, key: TensorKey) -> torch.UntypedStorage:
         if key not in self._storages:
-            nbytes = _nbytes(self._checkpoint.entry(key))
+            nbytes = self._checkpoint.entry(key).nbytes
             on_host = torch.empty(nbytes, dtype=torch.uint8, device=self._host())
             if nbytes and self._device.type != _META:
                 self._checkpoint.read_into(key, on_host.numpy())
@@ -110,23 +111,6 @@ class TensorReader:
 
     def _host(self) -> str:
         return _META if self._device.type == _META else "cpu"
-
-
-def _nbytes(entry: TensorEntry) -> int:
-    count = 1
-    for dim in entry.shape:
-        count *= dim
-    return count * entry.dtype.nbytes
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
-    strides: list[int] = []
-    step = 1
-    for dim in reversed(shape):
-        strides.append(step)
-        step *= max(dim, 1)
-    return tuple(reversed(strides))
 
 
 def _numpy_type(dtype: DType, where: str) -> "np.dtype[Any]":
