@@ -60,7 +60,11 @@ class Layer:
 
 LAYERS = (
     Layer("fpformat", frozenset({"fpformat", "numpy", "crc32c", "zstandard"})),
-    Layer("fpformat_io", frozenset({"fpformat", "fpformat_io", "numpy", "numba"}), recursive=False),
+    Layer(
+        "fpformat_io",
+        frozenset({"fpformat", "fpformat_io", "numpy", "numba", "llvmlite"}),
+        recursive=False,
+    ),
     Layer("fpformat_io/torch", frozenset({"fpformat", "fpformat_io", "numpy", "torch"})),
     Layer(
         "tools",
@@ -75,6 +79,7 @@ LAYERS = (
 LAZY = {
     "fpformat/checksum.py": {"crc32c"},  # its package reads the metadata of installed packages
     "fpformat/codec.py": {"zstandard"},
+    "fpformat_io/engine.py": {"fpformat_io"},  # compiled kernels, which only a save needs
     "tools": {"torch", "tqdm", "fpformat_io", "fpformat_tools"},
 }
 
