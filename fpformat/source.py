@@ -24,6 +24,11 @@ class BytesSource:
     def __init__(self, buffer: Any) -> None:
         self._view = memoryview(buffer).cast("B")
 
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes of the whole shard."""
+        return self._view
+
     def read(self, *, offset: int, nbytes: int) -> memoryview:
         """Return a view of the buffer, without a copy."""
         return self._view[offset : offset + nbytes]

@@ -13,7 +13,30 @@ class EngineError(FpformatError):
 
 
 class WriteError(EngineError):
-    """A save failed before its commit; the checkpoints that exist are untouched."""
+    """A save failed before its commit; the checkpoints that exist are untouched.
+
+    Attributes:
+        path: The file or directory concerned, None when there is none.
+        offset: Where in the file, None when it was no write.
+        nbytes: How much was to be written there, None when it was no write.
+        errno: The error number, 0 when there is none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        error_class: ErrorClass = "io",
+        *,
+        path: str | None = None,
+        offset: int | None = None,
+        nbytes: int | None = None,
+        errno: int = 0,
+    ) -> None:
+        super().__init__(message, error_class)
+        self.path = path
+        self.offset = offset
+        self.nbytes = nbytes
+        self.errno = errno
 
 
 class StagingError(EngineError):
@@ -26,12 +49,21 @@ class CommitError(EngineError):
 
 def engine_error(error: Exception) -> EngineError:
     """Return the engine's error for a failed save; the caller chains `error`."""
+    if isinstance(error, WriteError):
+        return WriteError(
+            str(error),
+            error.error_class,
+            path=error.path,
+            offset=error.offset,
+            nbytes=error.nbytes,
+            errno=error.errno,
+        )
     if isinstance(error, EngineError):
         return type(error)(str(error), error.error_class)
     if isinstance(error, CommitOutcomeUnknownError):
         return CommitError(str(error), error.error_class)
     if isinstance(error, SaveError):
-        return WriteError(str(error), error.error_class)
+        return WriteError(str(error), error.error_class, path=error.path, errno=error.errno)
     if isinstance(error, FpformatError):
         return WriteError(f"the save was refused: {error}", error.error_class)
     return WriteError(f"the save failed: {type(error).__name__}: {error}")

@@ -29,6 +29,8 @@ class SaveReport:
         tensor_count: Names of tensors and arrays, tied ones included.
         seconds: From the call until it was durable.
         stall_seconds: Time that the caller was held up.
+        mode: How it was written: ``"direct"``, past the page cache, or ``"buffered"``.
+        bandwidth_bytes_per_s: Of the writing alone, from its beginning until it was durable.
         untied: Names that shared memory and were stored apart, because a common base would have
             been more than four times as large, or could not be described.
     """
@@ -40,6 +42,8 @@ class SaveReport:
     tensor_count: int
     seconds: float
     stall_seconds: float
+    mode: str
+    bandwidth_bytes_per_s: float
     untied: tuple[str, ...] = ()
 
 

@@ -15,8 +15,8 @@ from fpformat.names import TREE_NAME
 from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef
 from fpformat.ties import Ties
 from fpformat.tree import dump_tree
-from fpformat.writer import WriteReport, write_checkpoint
-from fpformat_io.errors import engine_error
+from fpformat_io.engine import EngineReport, write_checkpoint
+from fpformat_io.errors import EngineError, engine_error
 from fpformat_io.fold import map_leaves
 from fpformat_io.session import SaveReport
 from fpformat_io.torch.flatten import FlatState, Slot, flatten
@@ -74,7 +74,7 @@ def capture(
     )
 
 
-def write(path: "str | PathLike[str]", ready: Capture, save_id: bytes | None) -> WriteReport:
+def write(path: "str | PathLike[str]", ready: Capture, save_id: bytes | None) -> EngineReport:
     """Write and commit a captured state.
 
     Raises:
@@ -83,14 +83,14 @@ def write(path: "str | PathLike[str]", ready: Capture, save_id: bytes | None) ->
     """
     try:
         return write_checkpoint(Path(path), ready.plan, ready.sources, save_id=save_id)
-    except PlanError:
+    except (PlanError, EngineError):
         raise
     except Exception as error:
         raise engine_error(error) from error
 
 
 def report_of(
-    written: WriteReport, ready: Capture, *, begin: float, stall_seconds: float | None = None
+    written: EngineReport, ready: Capture, *, begin: float, stall_seconds: float | None = None
 ) -> SaveReport:
     """Return the report of a save that began at `begin` on the performance counter."""
     seconds = time.perf_counter() - begin
@@ -103,6 +103,8 @@ def report_of(
         seconds=seconds,
         stall_seconds=seconds if stall_seconds is None else stall_seconds,
         untied=ready.untied,
+        mode=written.mode,
+        bandwidth_bytes_per_s=written.nbytes / written.seconds,
     )
 
 

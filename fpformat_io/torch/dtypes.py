@@ -67,12 +67,16 @@ def to_torch(dtype: DType, *, where: str) -> torch.dtype:
     return _TO_TORCH[dtype.code]
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the values lie in host memory as they are, contiguous."""
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy
+
+
 def c_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values in host memory, contiguous; a copy only when they are not yet."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return tensor
-    return c_order_copy(tensor)
+    return tensor if is_plain(tensor) else c_order_copy(tensor)
 
 
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from fpformat.dtypes import numpy_dtype
 from fpformat.model import ShardSource
 from fpformat.source import BytesSource
 from fpformat_io.errors import StagingError
-from fpformat_io.torch.dtypes import byte_view, c_order, c_order_copy
+from fpformat_io.torch.dtypes import byte_view, c_order, c_order_copy, is_plain
 from fpformat_io.torch.flatten import Slot
 
 
@@ -46,6 +46,15 @@ class LiveSource:
     def __init__(self, slot: Slot, scratch: _Scratch) -> None:
         self._slot = slot
         self._scratch = scratch
+
+    @property
+    def buffer(self) -> memoryview | None:
+        """The bytes of the tensor where they lie, None when it takes a copy to get at them."""
+        value = self._slot.value
+        if isinstance(value, torch.Tensor):
+            return _tensor_bytes(value.detach()) if is_plain(value) else None
+        is_ordered = value.flags.c_contiguous and value.dtype == numpy_dtype(self._slot.dtype)
+        return _array_bytes(self._slot, value) if is_ordered else None
 
     def read(self, *, offset: int, nbytes: int) -> memoryview:
         """Return bytes of the tensor; see `fpformat.model.ShardSource`."""

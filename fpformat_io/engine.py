@@ -1,0 +1,96 @@
+"""The fast writer: the same segments as `fpformat.writer`, by threads without the interpreter lock.
+
+Commit, layout, index and manifest are those of `fpformat`; the engine only replaces how the bytes
+of a segment come to be on the disk. Its kernels, and numba with them, are imported by the first
+save: a program that only loads never pays for them.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fpformat.assemble import check_plan
+from fpformat.errors import SaveError
+from fpformat.limits import SAVE_ID_NBYTES
+from fpformat.model import SavePlan, SegmentPlan, ShardKey, ShardSource
+from fpformat.writer import WriteReport
+from fpformat_io.config import EngineConfig, from_env
+from fpformat_io.errors import engine_error
+
+_LOG: Final = logging.getLogger("fpformat_io")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport(WriteReport):
+    """What a committed save amounts to, and how it was written.
+
+    Attributes:
+        mode: ``"direct"`` or ``"buffered"``.
+        reason: Why.
+        calls: System calls that wrote segments.
+    """
+
+    mode: str
+    reason: str
+    calls: int
+
+
+def write_checkpoint(
+    path: "str | os.PathLike[str]",
+    plan: SavePlan,
+    sources: Mapping[ShardKey, ShardSource],
+    *,
+    save_id: bytes | None = None,
+    created_us: int | None = None,
+    config: EngineConfig | None = None,
+) -> EngineReport:
+    """Write and commit a checkpoint; it is durable when this returns.
+
+    Sources that are memory (they have a `buffer`) are read by the workers where they are and must
+    not change meanwhile; others are read piece by piece, in file order, by the calling thread.
+
+    Args:
+        path: Directory to create; nothing may stand there.
+        plan: What goes where.
+        sources: The bytes of every shard that the plan's parts name.
+        save_id: 16 bytes that identify this attempt; random by default.
+        created_us: Time for the manifest in microseconds since 1970; now by default.
+        config: Memory, threads and way to the disk; from the environment by default.
+
+    Raises:
+        PlanError: The plan breaks a clause, or `path` exists; nothing was written.
+        EngineError: A system call failed, or there is no memory; what was written is removed
+            again.
+    """
+    from fpformat_io.pipeline import Save
+
+    begin = time.perf_counter()
+    config = from_env() if config is None else config
+    check_plan(plan, sources)
+    save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
+    try:
+        save = Save(path, plan, save_id, config)
+        document, checkpoint_id = save.write(sources, created_us)
+    except SaveError as error:
+        raise engine_error(error) from error
+    volume = save.volumes[-1]
+    _LOG.info("%s: written %s (%s)", save.staging.final, volume.mode, volume.reason)
+    return EngineReport(
+        path=save.staging.final,
+        checkpoint_id=checkpoint_id,
+        save_id=save_id,
+        nbytes=len(document) + sum(record.nbytes for record in save.records),
+        data_nbytes=sum(_data_nbytes(segment) for segment in plan.segments),
+        seconds=time.perf_counter() - begin,
+        mode=volume.mode,
+        reason=volume.reason,
+        calls=save.calls,
+    )
+
+
+def _data_nbytes(segment: SegmentPlan) -> int:
+    parts = sum(part.nbytes for part in segment.parts)
+    return parts + sum(len(entry.payload) for entry in segment.objects)
