@@ -26,7 +26,7 @@ class EngineConfig:
     """
 
     staging_nbytes: int = 64 * _MIB
-    buffer_nbytes: int = 8 * _MIB
+    buffer_nbytes: int = 4 * _MIB
     worker_count: int = 4
     mode: Mode = "auto"
 

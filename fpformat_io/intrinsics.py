@@ -54,7 +54,8 @@ def _native(build: Build) -> Callable[[F], F]:
 
     def decorate(twin: F) -> F:
         if IS_INTERPRETED:
-            return twin
+            # Cells of arrays are numbers of numpy, which ctypes does not take.
+            return cast(F, lambda *args: twin(*map(int, args)))
         count = twin.__code__.co_argcount
         signature = types.int64(*[types.int64] * count)
 
@@ -139,6 +140,21 @@ def _build_zero(builder: Any, args: list[Any]) -> Any:
 def zero(address: int, nbytes: int) -> int:
     """Fill memory with zeros."""
     ctypes.memset(address, 0, nbytes)
+    return 0
+
+
+def _build_prefetch(builder: Any, args: list[Any]) -> Any:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT, _INT, _INT])
+    fetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE.as_pointer()], kind)
+    read, without_reuse, of_bytes = (ir.Constant(_INT, value) for value in (0, 0, 1))
+    builder.call(fetch, [_pointer(builder, args[0], _BYTE), read, without_reuse, of_bytes])
+    return ir.Constant(_WORD, 0)
+
+
+@_native(_build_prefetch)
+def prefetch(address: int) -> int:
+    """Ask for the cache line at `address`, which may lie anywhere, even outside of memory."""
+    del address
     return 0
 
 

@@ -38,6 +38,7 @@ from fpformat_io.intrinsics import (
     fence,
     load_byte,
     load_word,
+    prefetch,
     store_byte,
     stream_word,
     zero,
@@ -58,6 +59,9 @@ _WORDS: Final = word_tables()
 _POWERS: Final = power_columns()
 _LONG, _SHORT = 0, 1
 _ONES: Final = 0xFFFFFFFF
+# The processor's own prefetching loses its way among three lanes of a few pages each.
+_LINE: Final = 64
+_AHEAD: Final = 2048
 
 # Columns of `transfers` and `fragments`.
 OFFSET, NBYTES, FIRST, COUNT, IS_STRAIGHT, NUMBER = 0, 1, 2, 3, 4, 5
@@ -130,10 +134,14 @@ def _shift(state: int, lane: int) -> int:
 @kernel
 def _sum_lanes(state: int, source: int, lane_nbytes: int, lane: int) -> int:
     second = third = 0
-    for at in range(source, source + lane_nbytes, 8):
-        state = _step(state, load_word(at))
-        second = _step(second, load_word(at + lane_nbytes))
-        third = _step(third, load_word(at + 2 * lane_nbytes))
+    for line in range(source, source + lane_nbytes, _LINE):
+        prefetch(line + _AHEAD)
+        prefetch(line + _AHEAD + lane_nbytes)
+        prefetch(line + _AHEAD + 2 * lane_nbytes)
+        for at in range(line, line + _LINE, 8):
+            state = _step(state, load_word(at))
+            second = _step(second, load_word(at + lane_nbytes))
+            third = _step(third, load_word(at + 2 * lane_nbytes))
     return _shift(_shift(state, lane) ^ second, lane) ^ third
 
 
@@ -167,11 +175,15 @@ def _copy_word(state: int, source: int, target: int) -> int:
 @kernel
 def _copy_lanes(state: int, source: int, target: int, lane_nbytes: int, lane: int) -> int:
     second = third = 0
-    for at in range(0, lane_nbytes, 8):
-        far, farther = at + lane_nbytes, at + 2 * lane_nbytes
-        state = _copy_word(state, source + at, target + at)
-        second = _copy_word(second, source + far, target + far)
-        third = _copy_word(third, source + farther, target + farther)
+    for line in range(0, lane_nbytes, _LINE):
+        prefetch(source + line + _AHEAD)
+        prefetch(source + line + _AHEAD + lane_nbytes)
+        prefetch(source + line + _AHEAD + 2 * lane_nbytes)
+        for at in range(line, line + _LINE, 8):
+            far, farther = at + lane_nbytes, at + 2 * lane_nbytes
+            state = _copy_word(state, source + at, target + at)
+            second = _copy_word(second, source + far, target + far)
+            third = _copy_word(third, source + farther, target + farther)
     return _shift(_shift(state, lane) ^ second, lane) ^ third
 
 
@@ -222,6 +234,12 @@ def combine(first: int, second: int, second_nbytes: int) -> int:
 def append_zeros(first: int, nbytes: int) -> int:
     """Return the CRC-32C of a byte string followed by zeros."""
     return _append(first ^ _ONES, nbytes) ^ _ONES
+
+
+@kernel
+def fence_stores() -> int:
+    """Make what `copy_checksum` wrote visible to every reader."""
+    return fence(0)
 
 
 @kernel

@@ -43,7 +43,7 @@ from fpformat_io.kernels import (
     combine_runs,
 )
 from fpformat_io.transfers import Stretches, TransferList, cut_transfers
-from fpformat_io.volume import Volume, fall_back
+from fpformat_io.volume import Volume, fall_back, preallocate
 from fpformat_io.workers import Outcome, StagingRing, Target, os_error, run_workers
 
 
@@ -147,6 +147,8 @@ class SegmentWriter:
         runs = [Run.of(part, sources[part.key, part.box]) for part in plan.parts]
         runs += [Run.of_bytes(entry.name, entry.payload) for entry in plan.objects if entry.payload]
         offsets, index_offset = place_extents([run.nbytes for run in runs], geometry)
+        if self.volume.mode == "direct":
+            self._preallocate(index_offset)
         head = dump_header(header)
         head_run = Run.of_bytes("header", head)
         pieces = self._write([head_run, *runs], [0, *offsets], start=0, stop=index_offset)
@@ -178,6 +180,18 @@ class SegmentWriter:
             index_sha256=index_sha256,
             crc32c=self.crc32c,
         )
+
+    def _preallocate(self, nbytes: int) -> None:
+        try:
+            preallocate(self._descriptor, nbytes)
+        except OSError as error:
+            raise WriteError(
+                f"{self._path}: allocating {nbytes} bytes failed: {error.strerror}",
+                path=self._path,
+                offset=0,
+                nbytes=nbytes,
+                errno=error.errno or 0,
+            ) from error
 
     def _write(
         self, runs: Sequence[Run], offsets: Sequence[int], *, start: int, stop: int

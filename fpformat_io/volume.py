@@ -6,6 +6,7 @@ volume refuses it the segment is written again through the page cache.
 """
 
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -110,6 +111,25 @@ def decide(descriptor: int, *, mode: Mode, align: int) -> Volume:
         return buffered(f"the file system refuses O_DIRECT ({error.strerror})")
     reason = "as the file system states" if stated else "alignment assumed"
     return Volume(mode="direct", memory_align=memory, offset_align=offset, reason=reason)
+
+
+def preallocate(descriptor: int, nbytes: int) -> None:
+    """Allocate the first bytes of a file where the file system can.
+
+    Writes that do not extend the file run side by side, and a full disk shows before the first of
+    them. ``posix_fallocate`` would write zeros where the file system cannot allocate.
+
+    Raises:
+        OSError: There is no room (ENOSPC, EDQUOT, EFBIG).
+    """
+    try:
+        function = _libc().fallocate64
+    except AttributeError:
+        return
+    if function(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(nbytes)):
+        code = ctypes.get_errno()
+        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(code, os.strerror(code))
 
 
 def buffered(reason: str) -> Volume:

@@ -36,6 +36,7 @@ from fpformat_io.kernels import (
 from fpformat_io.volume import Volume, native_calls, sync_flags
 
 _BUFFERED_NBYTES: Final = 2 * 1024 * 1024
+_BUFFERED_WORKERS: Final = 2
 
 
 class StagingRing:
@@ -111,6 +112,9 @@ def run_workers(
     """Write transfers; see `fpformat_io.kernels.run_transfers` for the arrays."""
     shared = _shared(target)
     count = max(min(ring.worker_count, len(transfers)), 1)
+    if target.volume.mode == "buffered":
+        # A file takes one write at a time through the page cache; more workers would only spin.
+        count = min(count, _BUFFERED_WORKERS)
     if count == 1:
         run_transfers(transfers, fragments, checksums, shared, ring.buffer(0))
     else:
