@@ -7,7 +7,6 @@ nothing is read twice.
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -47,16 +46,6 @@ from fpformat_io.volume import Volume, fall_back, preallocate
 from fpformat_io.workers import Outcome, StagingRing, Target, os_error, run_workers
 
 
-@runtime_checkable
-class MemorySource(Protocol):
-    """A source whose bytes lie in memory as they are, or may do so."""
-
-    @property
-    def buffer(self) -> memoryview | None:
-        """The bytes of the whole shard; None when they have to be read."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The source of a stretch: which bytes of which shard, and where they lie, if in memory.
@@ -73,8 +62,12 @@ class Run:
 
     @classmethod
     def of(cls, part: Part, source: ShardSource) -> "Run":
-        """Return the run of a plan's part; PlanError when its memory is too short."""
-        memory = source.buffer if isinstance(source, MemorySource) else None
+        """Return the run of a plan's part; PlanError when its memory is too short.
+
+        A source may have an attribute ``buffer``: the bytes of the whole shard where they lie, or
+        None when they have to be read.
+        """
+        memory: memoryview | None = getattr(source, "buffer", None)
         if memory is not None:
             memory = memory[part.shard_offset : part.shard_offset + part.nbytes]
             _check_size(part.key[0], len(memory), part.nbytes)
