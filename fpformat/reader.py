@@ -16,13 +16,14 @@ from typing import Any, Final
 import numpy as np
 
 from fpformat.check import check_segments, extent_box
-from fpformat.dtypes import numpy_dtype, tensor_nbytes
+from fpformat.dtypes import DTYPES, numpy_dtype, tensor_nbytes
 from fpformat.errors import PlanError, fault
 from fpformat.index import OBJECT_TREE, Array
 from fpformat.limits import NONE
 from fpformat.manifest import parse_manifest
 from fpformat.model import Box, Manifest, TensorEntry, TensorKey, View
 from fpformat.names import MANIFEST_NAME, Path, name_of
+from fpformat.nodes import ArrayRef
 from fpformat.plan import plan_runs
 from fpformat.segment import Segment, SegmentPlace
 from fpformat.source import open_directory, read_manifest
@@ -309,10 +310,13 @@ class Checkpoint:
         node = parse_tree(bytes(segment.read_extent(extent)), where)
         keys = segment.keys
         hidden = segment.index.tables.tensors["flags"] & 2
+        codes = segment.index.tables.tensors["dtype"]
         for path, ref in walk_tensors(node):
             if ref.index >= len(keys) or hidden[ref.index]:
                 raise fault("TRE-6", where, f"tensor {ref.index} does not exist or is hidden")
             _check_name(path, keys[ref.index][0], where)
+            if isinstance(ref, ArrayRef) and numpy_dtype(DTYPES[int(codes[ref.index])]) is None:
+                raise fault("TRE-9", where, f"numpy has no type for {keys[ref.index][0]!r}")
         return StateTree(node=node, keys=keys)
 
     def check_trees(self) -> None:

@@ -83,7 +83,7 @@ def _parse_parameter(cursor: Cursor) -> ParameterRef:
 
 
 def _parse_scalar(cursor: Cursor) -> NumpyScalar:
-    dtype = cursor.dtype()
+    dtype = cursor.numpy_type()
     return NumpyScalar(dtype, cursor.take(dtype.nbytes))
 
 
@@ -109,7 +109,7 @@ _LEAF_PARSERS: Final[dict[int, Callable[[Cursor], Node]]] = {
     16: _parse_size,
     17: lambda cursor: DtypeNode(cursor.dtype()),
     18: lambda cursor: DeviceNode(cursor.text()),
-    21: lambda cursor: NumpyDtypeNode(cursor.dtype()),
+    21: lambda cursor: NumpyDtypeNode(cursor.numpy_type()),
 }
 
 
