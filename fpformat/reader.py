@@ -360,7 +360,8 @@ def open_checkpoint(
         path: The checkpoint's directory.
         volumes: Roots of further volumes on which segments may lie.
         follow_symlinks: Whether manifest and segments may be symbolic links.
-        view_limit_nbytes: Largest view that `Checkpoint.read` will materialise, in bytes.
+        view_limit_nbytes: Largest view that `Checkpoint.read` will materialise, in bytes; 64 GiB
+            by default.
 
     Raises:
         FormatError: The first broken clause, with file and place.

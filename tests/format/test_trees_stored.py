@@ -24,7 +24,7 @@ from fpformat.dtypes import by_name
 from fpformat.layout import plan_checkpoint
 from fpformat.manifest import check_editor
 from fpformat.model import Features
-from fpformat.nodes import TensorRef
+from fpformat.nodes import ArrayRef, TensorRef
 from fpformat.tree import dump_tree
 
 F32 = by_name("F32")
@@ -133,6 +133,15 @@ def test_a_view_above_the_limit_is_not_materialised(tmp_path):
 def test_a_path_whose_name_is_too_long(tmp_path):
     path = write(tmp_path / "c", {"x" * 70_000: TensorRef(0)}, tensor("a"))
     assert problems(path) == ["NAM-3"]
+
+
+@pytest.mark.clause("TRE-9")
+def test_an_array_of_a_type_that_numpy_has_not(tmp_path):
+    entry = TensorEntry(name="a", dtype=by_name("F8_E4M3"), shape=(4,))
+    sources = {(entry.key, None): BytesSource(bytes(4))}
+    tree = ObjectEntry(name="tree", kind=1, payload=dump_tree({"a": ArrayRef(0)}))
+    write_checkpoint(tmp_path / "c", plan_checkpoint([entry], [tree]), sources)
+    assert problems(tmp_path / "c") == ["TRE-9"]
 
 
 @pytest.mark.clause("FEA-2")
