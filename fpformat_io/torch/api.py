@@ -69,8 +69,10 @@ def load(
         device: Where tensors go. On ``"meta"`` they have no data and none is read; numpy arrays
             are always read.
         keys: Names of tensors or other values, or of the containers that hold them, such as
-            ``"model"`` or ``"model/layers.0.weight"``. Only these are read; dicts lack the
-            others, places of lists and tuples hold None. Tensors of a subclass are chosen whole.
+            ``"model"`` or ``"model/layers.0.weight"`` or ``"optimizer/state/0"``. The elements of
+            a path are joined by ``/``; one inside a key is written ``~1``, and ``~`` is ``~0``.
+            Only these are read; dicts lack the others, places of lists and tuples hold None.
+            Tensors of a subclass are chosen whole.
         rank: Whose state, when the ranks of a run saved different ones.
 
     Returns:

@@ -6,7 +6,7 @@ that are loaded, until the call returns.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
@@ -22,6 +22,7 @@ from fpformat.names import Path, PathElement, name_of
 from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef, walk_leaves
 from fpformat.reader import Checkpoint, open_checkpoint
 from fpformat_io.fold import Branch, Results, fold
+from fpformat_io.select import node_at
 from fpformat_io.torch.api import state_tree
 from fpformat_io.torch.dtypes import fill, from_torch
 from fpformat_io.torch.flatten import path_text, tensor_problem
@@ -58,7 +59,12 @@ class _Place:
 
 
 def load_into(
-    path: "str | PathLike[str]", template: Any, *, strict: bool = True, rank: int = 0
+    path: "str | PathLike[str]",
+    template: Any,
+    *,
+    strict: bool = True,
+    key: str | None = None,
+    rank: int = 0,
 ) -> LoadReport:
     """Load a checkpoint into a state that exists.
 
@@ -73,18 +79,25 @@ def load_into(
         template: Nested dicts, lists and tuples such as ``model.state_dict()``.
         strict: Whether any difference in names, shapes, data types or kinds is an error. If not,
             what fits is loaded and the rest reported.
+        key: Name of the part of the checkpoint that the template stands for, such as ``"model"``;
+            None for the whole.
         rank: Whose state, when the ranks of a run saved different ones.
 
     Returns:
         The names loaded, missing, unexpected and mismatched.
 
     Raises:
-        PlanError: `strict`, and template and checkpoint differ; all differences are listed.
+        PlanError: `strict`, and template and checkpoint differ; all differences are listed, a
+            part that is wholly on one side in one line. `key` names nothing.
         FormatError: The first fault found in the checkpoint, with its clause.
     """
+    if isinstance(template, torch.nn.Module | torch.optim.Optimizer):
+        kind = type(template).__name__
+        raise PlanError(f"template is a {kind}; give its state_dict(), which shares its tensors")
     places = _places(template)
     with open_checkpoint(path) as checkpoint:
         node, table = state_tree(checkpoint, rank)
+        node = node if key is None else node_at(node, key)
         stored = dict(_stored_leaves(node))
         match = _Match(checkpoint, table, places, stored)
         if strict:
@@ -189,8 +202,13 @@ class _Match:
 
     def check_equal(self) -> None:
         """Raise PlanError when anything differs."""
-        problems = [f"missing in the checkpoint: {name}" for name in self.missing]
-        problems += [f"unexpected in the checkpoint: {name}" for name in self.unexpected]
+        problems = [
+            f"missing in the checkpoint: {part}" for part in _parts(self.missing, self._stored)
+        ]
+        problems += [
+            f"unexpected in the checkpoint: {part}"
+            for part in _parts(self.unexpected, self._places)
+        ]
         problems += self.mismatched
         if problems:
             where = self._checkpoint.path
@@ -238,6 +256,23 @@ class _Match:
         if place.is_replaceable or (type(node) is type(place.value) and node == place.value):
             return None
         return "differs, and no dict or list holds it, so it cannot be replaced"
+
+
+def _parts(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return names, those of a part that `others` have nothing of as one entry with a count."""
+    present = {prefix for name in others for prefix in _prefixes(name)}
+    counts: Counter[str] = Counter()
+    for name in names:
+        counts[next((prefix for prefix in _prefixes(name) if prefix not in present), name)] += 1
+    return [
+        repr(part) if count == 1 else f"{part!r} with {count} values"
+        for part, count in counts.items()
+    ]
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    elements = name.split("/")
+    return ("/".join(elements[:count]) for count in range(1, len(elements) + 1))
 
 
 def _shape_problem(shape: tuple[int, ...], dtype: DType | None, entry: TensorEntry) -> str | None:

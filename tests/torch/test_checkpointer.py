@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -134,24 +135,74 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, gate):
         timer.join()
 
 
-def test_an_error_is_raised_when_waiting_and_poisons_what_follows(tmp_path, broken):
-    ckpt = Checkpointer(tmp_path)
-    handle = ckpt.save(1, {"w": torch.ones(3)})
-    for _ in range(2):
-        with pytest.raises(WriteError, match="No space left") as caught:
-            handle.wait_durable(60)
-    assert caught.value.error_class == "io"
-    assert isinstance(caught.value.__cause__.__cause__, OSError)
-    broken.undo()
-    for _ in range(2):
-        with pytest.raises(EngineError, match="No space left"):
-            ckpt.save(2, {"w": torch.ones(3)})
-    with pytest.raises(EngineError):
-        ckpt.close()
-    assert names(tmp_path) == []
-    with Checkpointer(tmp_path) as again:
-        again.save(2, {"w": torch.ones(3)})
+def test_an_error_is_raised_when_waiting_and_the_next_save_tries_again(tmp_path, broken):
+    with Checkpointer(tmp_path) as ckpt:
+        handle = ckpt.save(1, {"w": torch.ones(3)})
+        for _ in range(2):
+            with pytest.raises(WriteError, match="No space left") as caught:
+                handle.wait_durable(60)
+        assert caught.value.error_class == "io"
+        assert isinstance(caught.value.__cause__.__cause__, OSError)
+        assert names(tmp_path) == []
+        broken.undo()
+        ckpt.save(2, {"w": torch.ones(3)}).wait_durable(60)
     assert steps(tmp_path) == [2]
+
+
+def test_an_error_nobody_waits_for_is_raised_once_by_the_next_save(tmp_path, broken):
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"w": torch.ones(3)})
+    with pytest.raises(WriteError, match="an earlier save failed.*No space left"):
+        ckpt.save(2, {"w": torch.ones(3)})
+    broken.undo()
+    ckpt.save(3, {"w": torch.ones(3)})
+    ckpt.close()
+    ckpt.close()
+    assert steps(tmp_path) == [3]
+
+
+def test_an_interrupt_while_waiting_loses_no_save(tmp_path, gate):
+    def train():
+        with Checkpointer(tmp_path) as ckpt:
+            ckpt.save(1, {"x": 1})
+            timers = [
+                threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]),
+                threading.Timer(0.3, gate.set),
+            ]
+            for timer in timers:
+                timer.start()
+            ckpt.save(2, {"x": 2})
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert steps(tmp_path) == [1]
+
+
+def damage(path):
+    with (path / "seg-000000.fps").open("r+b") as segment:
+        segment.seek(4096)
+        segment.write(b"damage")
+
+
+def test_a_step_whose_bytes_are_damaged_is_moved_aside(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        path = ckpt.save(1, {"w": torch.ones(3)}).wait_durable(60).path
+        damage(path)
+        ckpt.save(1, {"w": torch.zeros(3)}).wait_durable(60)
+    assert not load(path)["w"].any()
+    assert [name[:19] for name in names(tmp_path)] == ["step-0000000001", "step-0000000001.bad"]
+
+
+def test_older_steps_in_a_root_of_newer_ones_are_warned_of(tmp_path, caplog):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        ckpt.save(100, {"x": 1})
+        ckpt.save(101, {"x": 1})
+    assert not caplog.text
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        ckpt.save(5, {"x": 1})
+        ckpt.save(6, {"x": 1})
+    assert caplog.text.count("newer than step 5") == 1
+    assert "newer than step 6" not in caplog.text
 
 
 def test_an_error_nobody_waits_for_is_raised_at_close(tmp_path, broken):

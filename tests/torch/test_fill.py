@@ -85,9 +85,9 @@ def change(name, value):
 
 
 DIFFERENCES = {
-    "missing": (change("extra", torch.ones(1)), "missing in the checkpoint: extra"),
-    "missing_value": (change("extra", 1), "missing in the checkpoint: extra"),
-    "unexpected": (change("step", ...), "unexpected in the checkpoint: step"),
+    "missing": (change("extra", torch.ones(1)), "missing in the checkpoint: 'extra'"),
+    "missing_value": (change("extra", 1), "missing in the checkpoint: 'extra'"),
+    "unexpected": (change("step", ...), "unexpected in the checkpoint: 'step'"),
     "shape": (change("w", torch.zeros(3, 2)), "w: shape (2, 3) in the checkpoint, (3, 2)"),
     "dtype": (change("w", torch.zeros(2, 3).double()), "w: dtype F32 in the checkpoint, F64"),
     "tensor_for_value": (change("step", torch.zeros(1)), "step: is a Tensor in the template"),
@@ -191,3 +191,36 @@ def test_a_template_that_contains_itself(path):
     target["x"] = target
     with pytest.raises(PlanError, match="contains itself"):
         load_into(path, target)
+
+
+def test_a_part_of_the_checkpoint(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    save({"model": model.state_dict(), "steps": [1, {"w": torch.ones(2)}]}, tmp_path / "c")
+    other = torch.nn.Linear(3, 2)
+    report = load_into(tmp_path / "c", other.state_dict(), key="model")
+    assert report.loaded == ("weight", "bias")
+    assert torch.equal(other.weight, model.weight)
+    target = {"w": torch.zeros(2)}
+    load_into(tmp_path / "c", target, key="steps/1")
+    assert target["w"].all()
+    with pytest.raises(PlanError, match="names no parts"):
+        load_into(tmp_path / "c", target, key="modle")
+
+
+def test_a_part_that_is_wholly_on_one_side_is_one_line(tmp_path):
+    state = {"model": {"w": torch.ones(2)}, "opt": {"a": [1, 2], "b": 3}}
+    save(state, tmp_path / "c")
+    with pytest.raises(PlanError) as caught:
+        load_into(tmp_path / "c", {"model": {"w": torch.ones(2), "v": 1}})
+    assert caught.value.problems == (
+        "missing in the checkpoint: 'model/v'",
+        "unexpected in the checkpoint: 'opt' with 3 values",
+    )
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: torch.optim.SGD(m.parameters())])
+def test_a_module_is_no_template(tmp_path, make):
+    model = torch.nn.Linear(1, 1)
+    save(model.state_dict(), tmp_path / "c")
+    with pytest.raises(PlanError, match=r"state_dict\(\)"):
+        load_into(tmp_path / "c", make(model))
