@@ -48,7 +48,8 @@ class SegmentPlace:
     ) -> None:
         self.where = os.path.join(path, segment_name(ordinal))
         self.ordinal = ordinal
-        self._path = path
+        # Absolute, because it is opened again when the working directory may be another.
+        self._path = os.path.abspath(path)
         self._volumes = volumes
         self._save_id = save_id
         self._follow = follow_symlinks

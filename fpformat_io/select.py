@@ -59,23 +59,28 @@ def plain_text(element: str) -> str:
     return element[2:] if element[:2] in ("~i", "~l") else element
 
 
-def node_at(root: Node, key: str) -> Node:
-    """Return the node that a key names.
+def node_at(root: Node, key: str) -> tuple[str, Node]:
+    """Return the node that a key names, with its name as it is stored.
 
     Raises:
         PlanError: There is none, or more than one.
     """
-    nodes = [root]
+    found: list[tuple[str, Node]] = [("", root)]
     for element in key.split("/"):
-        nodes = [
-            child
-            for node in nodes
-            for part, child in children_of(node) or ()
-            if element in (element_text(part), plain_text(element_text(part)))
+        found = [
+            (f"{name}/{text}" if name else text, child)
+            for name, node in found
+            for text, child in _named_children(node)
+            if element in (text, plain_text(text))
         ]
-    if len(nodes) != 1:
-        raise PlanError(f"key={key!r} names {len(nodes) or 'no'} parts of the checkpoint")
-    return nodes[0]
+    if len(found) != 1:
+        raise PlanError(f"key={key!r} names {len(found) or 'no'} parts of the checkpoint")
+    return found[0]
+
+
+def _named_children(node: Node) -> Iterator[tuple[str, Node]]:
+    for part, child in children_of(node) or ():
+        yield element_text(part), child
 
 
 def _names(node: Node) -> Iterator[str]:

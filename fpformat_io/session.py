@@ -165,4 +165,7 @@ def _run(
         handle._end(None, failure)
     else:
         handle._end(report)
-        after(report)
+        try:
+            after(report)
+        except Exception:
+            _LOG.exception("%s is durable, but retiring older checkpoints failed", report.path)

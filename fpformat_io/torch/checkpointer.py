@@ -47,7 +47,8 @@ class Checkpointer:
         """
         if keep is not None and (type(keep) is not int or keep < 1):
             raise PlanError(f"keep={keep!r}: expected an int of at least 1, or None")
-        self.root = Path(root)
+        # Absolute, because saves go on in the background while the working directory may change.
+        self.root = Path(os.path.abspath(root))
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             collect(self.root)

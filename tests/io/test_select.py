@@ -63,7 +63,7 @@ def test_a_fold_of_great_depth():
 def test_a_plain_number_stands_for_a_position(key):
     tree = {"list": ["a", "b"], "ints": {0: "c", "0": "d"}}
     assert select_nodes(tree, [key]) == {"list": ["a", None]}
-    assert node_at(tree, key) == "a"
+    assert node_at(tree, key) == ("list/~l0", "a")
 
 
 def test_a_plain_number_stands_for_every_key_of_that_number():

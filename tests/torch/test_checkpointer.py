@@ -360,3 +360,51 @@ def test_the_last_save_before_exit_is_committed(tmp_path, how):
     found = latest(tmp_path, verify="full")
     assert found.step == 2
     assert (load(found)["w"] == 2).all()
+
+
+def test_a_relative_root_stays_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Checkpointer("run") as ckpt:
+        ckpt.save(1, {"x": 1})
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        ckpt.save(2, {"x": 2})
+    assert steps(tmp_path / "run") == [1, 2]
+    assert names(tmp_path / "elsewhere") == []
+
+
+def test_a_default_device_changes_nothing(tmp_path):
+    with torch.device("meta"), Checkpointer(tmp_path) as ckpt:
+        state = {"w": torch.arange(6.0, device="cpu").view(2, 3).t()}
+        ckpt.save(1, state).wait_durable(60)
+    assert not differences(state, load(latest(tmp_path)))
+
+
+def test_a_failing_retirement_is_logged_and_the_save_counts(tmp_path, monkeypatch, caplog):
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+
+        def fail(_):
+            raise OSError(5, "no listing")
+
+        monkeypatch.setattr(ckpt._retention, "prune", fail)
+        ckpt.save(1, {"x": 1}).wait_durable(60)
+        ckpt.save(2, {"x": 2}).wait_durable(60)
+    assert steps(tmp_path) == [1, 2]
+    assert "retiring older checkpoints failed" in caplog.text
+
+
+def test_a_link_is_never_retired(tmp_path):
+    save({"x": 0}, tmp_path / "elsewhere", step=1)
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "step-0000000001").symlink_to(tmp_path / "elsewhere")
+    with Checkpointer(root, keep=1) as ckpt:
+        ckpt.save(2, {"x": 2})
+        ckpt.save(3, {"x": 3})
+    assert names(root) == ["step-0000000001", "step-0000000003"]
+    assert load(tmp_path / "elsewhere") == {"x": 0}
+
+
+def test_metadata_that_does_not_fit_a_manifest(tmp_path):
+    with Checkpointer(tmp_path) as ckpt, pytest.raises(PlanError, match="metadata has"):
+        ckpt.save(1, {}, metadata={"a": "x" * (9 << 20)})

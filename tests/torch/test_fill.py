@@ -224,3 +224,53 @@ def test_a_module_is_no_template(tmp_path, make):
     save(model.state_dict(), tmp_path / "c")
     with pytest.raises(PlanError, match=r"state_dict\(\)"):
         load_into(tmp_path / "c", make(model))
+
+
+def overlapping_templates():
+    shared, line = torch.zeros(3), torch.zeros(5)
+    return {
+        "one_tensor_twice": {"a": shared, "b": shared},
+        "overlapping_slices": {"a": line[:3], "b": line[2:]},
+        "overlap_of_its_own": {"a": line.as_strided((3,), (0,)), "b": torch.zeros(3)},
+        "array_of_one_element": {
+            "a": np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (3,), (0,)),
+            "b": torch.zeros(3),
+        },
+    }
+
+
+@pytest.mark.parametrize("name", overlapping_templates())
+def test_a_template_that_cannot_hold_both_values_is_refused(tmp_path, name):
+    template = overlapping_templates()[name]
+    first = np.ones(3, "f4") if name == "array_of_one_element" else torch.ones(3)
+    save({"a": first, "b": torch.full((3,), 2.0)}, tmp_path / "c")
+    with pytest.raises(PlanError, match="memory|overlaps"):
+        load_into(tmp_path / "c", template)
+    assert not any(value.any() for value in template.values())
+
+
+def test_a_matrix_over_overlapping_rows_is_refused(tmp_path):
+    save({"a": torch.arange(9.0).view(3, 3)}, tmp_path / "c")
+    with pytest.raises(PlanError, match="overlaps itself"):
+        load_into(tmp_path / "c", {"a": torch.zeros(5).as_strided((3, 3), (1, 1))})
+
+
+def tied():
+    flat = torch.arange(12.0)
+    return {"a": flat, "b": flat, "part": flat[2:7], "x": flat.view(3, 4)[1:].t()}
+
+
+@pytest.mark.parametrize("key", [None, "deep"])
+def test_a_template_tied_as_the_checkpoint_is_filled(tmp_path, key):
+    save(tied() if key is None else {"deep": tied(), "other": 1}, tmp_path / "c")
+    template = tied()
+    template["a"].zero_()
+    load_into(tmp_path / "c", template, key=key)
+    assert not differences(tied(), template)
+
+
+def test_a_tied_template_takes_equal_copies(tmp_path):
+    save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "c")
+    weight = torch.zeros(3)
+    load_into(tmp_path / "c", {"a": weight, "b": weight})
+    assert weight.all()
