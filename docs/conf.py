@@ -1,10 +1,15 @@
 """How the documentation is built; `make docs` runs it with every warning as an error."""
 
+import ast
+import dataclasses
+import inspect
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from docutils.nodes import TextElement
 from sphinx.addnodes import pending_xref
@@ -38,7 +43,8 @@ html_copy_source = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+# Bases are shown where they tell something: pages ask for them at exceptions.
+autodoc_default_options = {"members": True}
 napoleon_numpy_docstring = False
 
 # Types of other projects; their inventories would have to be fetched.
@@ -94,9 +100,47 @@ def find_by_last_part(
     return make_refnode(app.builder, node["refdoc"], docname, node_id, content)
 
 
+def short_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returned: str
+) -> tuple[str, None] | None:
+    """Return the signature of a record as its source spells it; a protocol is not called at all.
+
+    Otherwise aliases of types would be written out, over many lines, and defaults be ``<factory>``.
+    """
+    if what != "class":
+        return None
+    if getattr(obj, "_is_protocol", False):
+        return "", None
+    if not dataclasses.is_dataclass(obj):
+        return None
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(obj))).body
+    assert isinstance(tree, ast.ClassDef)
+    written = {
+        statement.target.id: statement
+        for statement in tree.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    fields = [field for field in dataclasses.fields(obj) if field.init]
+    words = [_argument(field, written[field.name]) for field in fields]
+    if fields and fields[0].kw_only:
+        words.insert(0, "*")
+    return f"({', '.join(words)})", None
+
+
+def _argument(field: "dataclasses.Field[Any]", written: ast.AnnAssign) -> str:
+    kind = written.annotation
+    text = kind.value if isinstance(kind, ast.Constant) else ast.unparse(kind)
+    if field.default_factory is not dataclasses.MISSING:
+        return f"{field.name}: {text} = ..."
+    if field.default is dataclasses.MISSING:
+        return f"{field.name}: {text}"
+    return f"{field.name}: {text} = {field.default!r}"
+
+
 def setup(app: Sphinx) -> None:
     """Register the directive and role for clauses, then copy the specification."""
     app.add_object_type("clause", "clause", objname="clause of the specification")
     app.connect("missing-reference", find_by_last_part)
+    app.connect("autodoc-process-signature", short_signature)
     copy_spec()
     write_outputs()

@@ -21,6 +21,7 @@ from fpformat.index import (
     KIND_TENSOR,
     OBJECT,
     OBJECT_RANKS,
+    OBJECT_TREE,
     OWNER_OBJECT,
     OWNER_TENSOR,
     TENSOR,
@@ -36,6 +37,7 @@ from fpformat.manifest import dump_manifest, parse_manifest
 from fpformat.model import (
     Geometry,
     Manifest,
+    ObjectEntry,
     Part,
     SavePlan,
     SegmentPlan,
@@ -46,6 +48,7 @@ from fpformat.model import (
     View,
 )
 from fpformat.names import MANIFEST_NAME, segment_name
+from fpformat.tree import parse_tree
 from fpformat.wire import Footer, Header, dump_header, parse_header
 
 
@@ -194,6 +197,10 @@ def check_plan(plan: SavePlan, sources: Mapping[ShardKey, ShardSource]) -> None:
         for part in segment.parts:
             if (part.key, part.box) not in sources:
                 raise PlanError(f"{part.key[0]!r}: no source gives its bytes (box {part.box})")
+    for segment in plan.segments:
+        for entry in segment.objects:
+            if entry.kind == OBJECT_TREE:
+                _check_tree(entry)
     try:
         indexes = [
             _check_segment_plan(segment, ordinal, plan)
@@ -201,6 +208,14 @@ def check_plan(plan: SavePlan, sources: Mapping[ShardKey, ShardSource]) -> None:
         ]
         check_segments(indexes, world_size=plan.world_size, where="plan")
         _check_manifest_values(plan)
+    except FormatError as error:
+        raise PlanError(f"this cannot be stored: {error}") from error
+
+
+def _check_tree(entry: ObjectEntry) -> None:
+    """Parse a tree as a reader will, so that none is written that cannot be read."""
+    try:
+        parse_tree(entry.payload, f"object {entry.name!r}")
     except FormatError as error:
         raise PlanError(f"this cannot be stored: {error}") from error
 

@@ -35,6 +35,7 @@ _NEXT: Final = {
     (State.OPEN, Event.ABANDON): State.ABANDONED,
     (State.SEALED, Event.ABANDON): State.ABANDONED,
     (State.SEALED, Event.LOSE): State.UNKNOWN,
+    (State.UNKNOWN, Event.ABANDON): State.ABANDONED,
 }
 
 

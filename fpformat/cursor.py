@@ -3,7 +3,7 @@
 import struct
 from typing import Final, NoReturn
 
-from fpformat.dtypes import DTYPES, DType
+from fpformat.dtypes import DTYPES, DType, numpy_dtype
 from fpformat.errors import fault
 
 _U32: Final = struct.Struct("<I")
@@ -66,3 +66,10 @@ class Cursor:
         if code not in DTYPES:
             self.fail("TRE-9", f"data type code {code} is not registered")
         return DTYPES[code]
+
+    def numpy_type(self) -> DType:
+        """Return a data type that numpy has, by its code."""
+        dtype = self.dtype()
+        if numpy_dtype(dtype) is None:
+            self.fail("TRE-9", f"numpy has no type {dtype.name}")
+        return dtype

@@ -127,5 +127,9 @@ class SaveError(FpformatError):
         super().__init__(f"{path}: {action} failed: {error.strerror or error}")
 
 
+class NotDurableError(SaveError):
+    """The checkpoint is committed and stands, but its name may not survive power loss."""
+
+
 class CommitOutcomeUnknownError(SaveError):
     """Whether the save was committed could not be found out; nothing was removed."""

@@ -78,7 +78,12 @@ def _check_names(tables: Tables, where: str) -> tuple[list[str], list[str]]:
         raise fault(clause, f"{where}: {table} record {row}", detail)
     heap = tables.names
     ends = starts[1:] - 1
-    if starts[-1] != len(heap) or heap[ends].any() or np.count_nonzero(heap == 0) != len(ends):
+    if (
+        starts[-1] != len(heap)
+        or len(heap) >= NONE
+        or heap[ends].any()
+        or np.count_nonzero(heap == 0) != len(ends)
+    ):
         raise fault("NAM-1", f"{where}: names", "are not exactly the names, each ended by a NUL")
     try:
         names = heap.tobytes().decode().split("\0")[:-1]
@@ -121,8 +126,10 @@ def _check_tensor_dims(index: SegmentIndex, where: str) -> int:
     if (bad := first_true(starts[:-1] != tensors["dims_index"])) is not None:
         detail = f"dims_index is {tensors['dims_index'][bad]}, expected {starts[bad]}"
         raise fault("TEN-2", tensor_title(index, where, bad), detail)
-    if starts[-1] > len(index.tables.dims):
-        raise fault("DIM-1", f"{where}: dims", f"has {len(index.tables.dims)} values, too few")
+    if not starts[-1] <= len(index.tables.dims) < NONE:
+        raise fault(
+            "DIM-1", f"{where}: dims", f"has {len(index.tables.dims)} values, too few or too many"
+        )
     return int(starts[-1])
 
 
@@ -246,7 +253,7 @@ def _check_pieces(tables: Tables, header: Header, where: str) -> None:
     if (bad := first_true(starts[:-1] != extents["piece_first"])) is not None:
         detail = f"piece_first is {extents['piece_first'][bad]}, expected {starts[bad]}"
         raise fault("EXT-4", extent_title(where, bad), detail)
-    if starts[-1] != len(tables.crc32c):
+    if starts[-1] != len(tables.crc32c) or starts[-1] >= NONE:
         detail = f"has {len(tables.crc32c)} checksums for {starts[-1]} pieces"
         raise fault("SUM-3", f"{where}: crc32c", detail)
     if not header.incompat & FEATURE_ZSTD:

@@ -9,6 +9,7 @@ escapes and floats in one rule.
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 from fpformat.errors import fault
@@ -177,46 +178,84 @@ def _is_hex(value: Any, *, digits: int) -> bool:
 
 
 def _from_document(value: dict[str, Any], where: str) -> Manifest:
-    if set(value) - {"step"} != _KEYS:
-        differing = sorted(set(value) - {"step"} ^ _KEYS)
-        raise fault("MAN-6", where, f"missing or unknown keys: {', '.join(differing)}")
-    for name in ("created_us", "world_size", "step"):
-        if not _is_int(value.get(name, 0)):
-            raise fault("MAN-6", where, f"{name} is not an integer")
-    if not _is_hex(value["save_id"], digits=2 * SAVE_ID_NBYTES):
-        raise fault("MAN-6", where, "save_id is not 32 lowercase hex digits")
-    if value["format"] != FORMAT_NAME:
-        raise fault("MAN-11", where, f"format is {value['format']!r}, not {FORMAT_NAME!r}")
-    if not 1 <= value["world_size"] <= MAX_WORLD_SIZE:
-        raise fault("MAN-11", where, f"world_size is {value['world_size']}, not 1 to 2^32-1")
+    _check_types(value, where)
+    _check_sorting(value, where)
+    _check_meaning(value, where)
     return Manifest(
         save_id=bytes.fromhex(value["save_id"]),
-        segments=_segments(value["segments"], where),
+        segments=tuple(map(_segment, value["segments"])),
         created_us=value["created_us"],
         step=value.get("step"),
-        user=_user(value["user"], where),
+        user=dict(value["user"]),
         world_size=value["world_size"],
-        features=_features(value["features"], where),
-        extensions=_extensions(value["extensions"], where),
+        features=Features(**{name: tuple(value["features"][name]) for name in _FEATURE_SETS}),
+        extensions=tuple(
+            Extension(name=e["name"], must_understand=e["must_understand"], content=e["data"])
+            for e in value["extensions"]
+        ),
         version=(value["version"][0], value["version"][1]),
     )
 
 
-def _segments(value: Any, where: str) -> tuple[SegmentRecord, ...]:
-    if not isinstance(value, list):
-        raise fault("MAN-6", where, "segments is not a list")
-    if not 1 <= len(value) <= MAX_SEGMENTS:
-        raise fault("MAN-10", where, f"lists {len(value)} segments, not 1 to {MAX_SEGMENTS}")
-    return tuple(_segment(record, f"{where}: segment {i}") for i, record in enumerate(value))
+def _check_types(value: dict[str, Any], where: str) -> None:
+    """Check that every key is there, no other, and each has a value of its type."""
+    if set(value) - {"step"} != _KEYS:
+        differing = sorted(set(value) - {"step"} ^ _KEYS)
+        raise fault("MAN-6", where, f"missing or unknown keys: {', '.join(differing)}")
+    expected = {
+        "created_us, world_size and step": all(
+            _is_int(value.get(name, 0)) for name in ("created_us", "world_size", "step")
+        ),
+        "save_id": _is_hex(value["save_id"], digits=2 * SAVE_ID_NBYTES),
+        "format": isinstance(value["format"], str),
+        "segments": isinstance(value["segments"], list),
+        "user": _is_list_of(value["user"], _is_pair),
+        "features": isinstance(value["features"], dict)
+        and set(value["features"]) == set(_FEATURE_SETS)
+        and all(_is_list_of(names, _is_str) for names in value["features"].values()),
+        "extensions": _is_list_of(value["extensions"], _is_extension),
+    }
+    for name, is_right in expected.items():
+        if not is_right:
+            raise fault("MAN-6", where, f"{name}: not of the type that the key demands")
+    for ordinal, record in enumerate(value["segments"]):
+        if not _is_segment(record):
+            detail = f"is not an object of {', '.join(sorted(_SEGMENT_KEYS))} with their types"
+            raise fault("MAN-6", f"{where}: segment {ordinal}", detail)
 
 
-def _segment(value: Any, where: str) -> SegmentRecord:
-    if not isinstance(value, dict) or set(value) != _SEGMENT_KEYS:
-        raise fault("MAN-6", where, f"is not an object of {', '.join(sorted(_SEGMENT_KEYS))}")
-    integers = ("index_nbytes", "index_offset", "nbytes")
-    digests = _is_hex(value["crc32c"], digits=8) and _is_hex(value["index_sha256"], digits=64)
-    if not digests or not all(_is_int(value[name]) for name in integers):
-        raise fault("MAN-6", where, "a value has another type than its key demands")
+def _is_list_of(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(is_item, value))
+
+
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_pair(value: Any) -> bool:
+    return _is_list_of(value, _is_str) and len(value) == 2
+
+
+def _is_extension(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"data", "must_understand", "name"}
+        and isinstance(value["must_understand"], bool)
+        and isinstance(value["name"], str)
+    )
+
+
+def _is_segment(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == _SEGMENT_KEYS
+        and _is_hex(value["crc32c"], digits=8)
+        and _is_hex(value["index_sha256"], digits=64)
+        and all(_is_int(value[name]) for name in ("index_nbytes", "index_offset", "nbytes"))
+    )
+
+
+def _segment(value: dict[str, Any]) -> SegmentRecord:
     return SegmentRecord(
         nbytes=value["nbytes"],
         index_offset=value["index_offset"],
@@ -226,45 +265,24 @@ def _segment(value: Any, where: str) -> SegmentRecord:
     )
 
 
-def _user(value: Any, where: str) -> dict[str, str]:
-    if not isinstance(value, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-        for pair in value
-    ):
-        raise fault("MAN-6", where, "user is not a list of pairs of strings")
-    _check_ascending([pair[0] for pair in value], "user", where)
-    return dict(value)
+def _check_sorting(value: dict[str, Any], where: str) -> None:
+    _check_ascending([pair[0] for pair in value["user"]], "user", where)
+    for name in _FEATURE_SETS:
+        _check_ascending(value["features"][name], f"features.{name}", where)
+    _check_ascending([item["name"] for item in value["extensions"]], "extensions", where)
 
 
-def _features(value: Any, where: str) -> Features:
-    if not isinstance(value, dict) or set(value) != set(_FEATURE_SETS):
-        raise fault("MAN-6", where, f"features is not an object of {', '.join(_FEATURE_SETS)}")
-    for name, names in value.items():
-        if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
-            raise fault("MAN-6", where, f"features.{name} is not a list of strings")
-        _check_ascending(names, f"features.{name}", where)
-    if unknown := [name for name in value["incompat"] if name not in INCOMPAT_BITS]:
+def _check_meaning(value: dict[str, Any], where: str) -> None:
+    if not 1 <= (count := len(value["segments"])) <= MAX_SEGMENTS:
+        raise fault("MAN-10", where, f"lists {count} segments, not 1 to {MAX_SEGMENTS}")
+    if value["format"] != FORMAT_NAME:
+        raise fault("MAN-11", where, f"format is {value['format']!r}, not {FORMAT_NAME!r}")
+    if not 1 <= value["world_size"] <= MAX_WORLD_SIZE:
+        raise fault("MAN-11", where, f"world_size is {value['world_size']}, not 1 to 2^32-1")
+    if unknown := [name for name in value["features"]["incompat"] if name not in INCOMPAT_BITS]:
         raise fault("FEA-1", where, f"needs the unknown feature {', '.join(unknown)}")
-    return Features(**{name: tuple(value[name]) for name in _FEATURE_SETS})
-
-
-def _extensions(value: Any, where: str) -> tuple[Extension, ...]:
-    keys = {"data", "must_understand", "name"}
-    if not isinstance(value, list) or not all(
-        isinstance(item, dict)
-        and set(item) == keys
-        and isinstance(item["must_understand"], bool)
-        and isinstance(item["name"], str)
-        for item in value
-    ):
-        raise fault("MAN-6", where, "extensions is not a list of {data, must_understand, name}")
-    _check_ascending([item["name"] for item in value], "extensions", where)
-    if needed := [item["name"] for item in value if item["must_understand"]]:
+    if needed := [item["name"] for item in value["extensions"] if item["must_understand"]]:
         raise fault("MAN-9", where, f"needs the unknown extension {', '.join(needed)}")
-    return tuple(
-        Extension(name=e["name"], must_understand=e["must_understand"], content=e["data"])
-        for e in value
-    )
 
 
 def _check_ascending(names: list[str], what: str, where: str) -> None:

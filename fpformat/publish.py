@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fpformat.commit import Event, State, next_state
-from fpformat.errors import CommitOutcomeUnknownError, PlanError, SaveError
+from fpformat.errors import CommitOutcomeUnknownError, NotDurableError, PlanError, SaveError
 from fpformat.names import MANIFEST_NAME, segment_name, staging_name
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Staging:
         self.path = self.final.parent / staging_name(save_id)
         self._state = State.OPEN
         self._ordinals: set[int] = set()
-        if os.path.lexists(self.final):
+        if self.attempt("looking at the name", lambda: _exists(self.final), path=self.final):
             raise PlanError(f"{self.final}: exists already; a checkpoint is never overwritten")
         self.attempt("creating the staging directory", self._create)
 
@@ -81,6 +81,7 @@ class Staging:
 
         Raises:
             SaveError: An earlier step failed, or the final name was taken meanwhile.
+            NotDurableError: The commit succeeded, the sync of the parent directory did not.
             CommitOutcomeUnknownError: The rename failed and the final name cannot be read.
         """
         self.attempt("writing the manifest", lambda: self._write_manifest(manifest))
@@ -91,9 +92,12 @@ class Staging:
             if not self._stands_at_final(manifest, error):
                 raise SaveError(str(self.final), "publishing", error) from error
         self._state = next_state(self._state, Event.PUBLISH)
-        os.close(self._descriptor)
-        action = "the checkpoint is committed, but making its name durable"
-        self.attempt(action, lambda: sync_directory(self.final.parent), path=self.final)
+        try:
+            os.close(self._descriptor)
+            sync_directory(self.final.parent)
+        except OSError as error:
+            action = "the checkpoint is committed, but making its name durable"
+            raise NotDurableError(str(self.final), action, error) from error
 
     def _write_manifest(self, manifest: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -119,6 +123,9 @@ class Staging:
 
     def abandon(self) -> None:
         """Remove what was staged, by derived names only; nothing once the outcome is decided."""
+        if self._state is State.UNKNOWN:
+            os.close(self._descriptor)
+            self._state = next_state(self._state, Event.ABANDON)
         if self._state not in (State.OPEN, State.SEALED):
             return
         self._state = next_state(self._state, Event.ABANDON)
@@ -129,6 +136,16 @@ class Staging:
         with suppress(OSError):
             os.rmdir(self.path)
         os.close(self._descriptor)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        raise PlanError(f"{str(path)!r}: is no path: {error}") from error
+    return True
 
 
 def write_all(descriptor: int, buffer: "bytes | memoryview") -> None:

@@ -16,20 +16,21 @@ from typing import Any, Final
 import numpy as np
 
 from fpformat.check import check_segments, extent_box
-from fpformat.dtypes import numpy_dtype, tensor_nbytes
+from fpformat.dtypes import DTYPES, numpy_dtype, tensor_nbytes
 from fpformat.errors import PlanError, fault
 from fpformat.index import OBJECT_TREE, Array
 from fpformat.limits import NONE
 from fpformat.manifest import parse_manifest
 from fpformat.model import Box, Manifest, TensorEntry, TensorKey, View
 from fpformat.names import MANIFEST_NAME, Path, name_of
+from fpformat.nodes import ArrayRef
 from fpformat.plan import plan_runs
 from fpformat.segment import Segment, SegmentPlace
 from fpformat.source import open_directory, read_manifest
 from fpformat.tree import Node, parse_tree, walk_tensors
 
 KEPT_OPEN: Final = 256
-DEFAULT_VIEW_LIMIT_NBYTES: Final = 1 << 36
+DEFAULT_VIEW_LIMIT_NBYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,21 +229,22 @@ class Checkpoint:
         """
         itemsize = entry.dtype.nbytes
         nbytes = tensor_nbytes(entry.dtype, box.shape, where=repr(entry.name))
-        if nbytes > self._view_limit_nbytes:
-            detail = f"the view has {nbytes} bytes, above the limit of {self._view_limit_nbytes}"
+        if nbytes > max(self._view_limit_nbytes, self.entry(view.target).nbytes):
+            detail = f"the view repeats bytes up to {nbytes}, limit {self._view_limit_nbytes}"
             raise fault("ALI-6", f"{self.path}: tensor {entry.name!r}", detail)
         if not nbytes:
             return np.empty(0, dtype=np.uint8)
-        base = self.read(view.target)
         offset = view.offset + sum(
             start * stride for start, stride in zip(box.start, view.strides, strict=True)
         )
-        elements = np.lib.stride_tricks.as_strided(
-            base[offset * itemsize :],
-            shape=(*box.shape, itemsize),
-            strides=(*(stride * itemsize for stride in view.strides), 1),
+        elements: Array = np.ndarray(
+            box.shape,
+            dtype=f"V{itemsize}",
+            buffer=self.read(view.target).data,
+            offset=offset * itemsize,
+            strides=tuple(stride * itemsize for stride in view.strides),
         )
-        return np.ascontiguousarray(elements).reshape(-1)
+        return np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
 
     def objects(self) -> list[tuple[str, int | None]]:
         """Return name and scope of every object, trees included."""
@@ -296,8 +298,10 @@ class Checkpoint:
             PlanError: There was no such rank at save time.
             FormatError: TRE-1 to TRE-9 or NAM-3; SUM-2 for damage.
         """
-        if not 0 <= rank < self.manifest.world_size:
-            raise PlanError(f"{self.path}: was saved by {self.manifest.world_size} ranks")
+        world_size = self.manifest.world_size
+        if type(rank) is not int or not 0 <= rank < world_size:
+            detail = f"rank={rank!r}: expected an int below the world size {world_size}"
+            raise PlanError(f"{self.path}: {detail}")
         for segment, row, ranges in self._trees:
             if any(start <= rank < stop for start, stop in ranges):
                 return self._read_tree(segment, row)
@@ -309,10 +313,13 @@ class Checkpoint:
         node = parse_tree(bytes(segment.read_extent(extent)), where)
         keys = segment.keys
         hidden = segment.index.tables.tensors["flags"] & 2
+        codes = segment.index.tables.tensors["dtype"]
         for path, ref in walk_tensors(node):
             if ref.index >= len(keys) or hidden[ref.index]:
                 raise fault("TRE-6", where, f"tensor {ref.index} does not exist or is hidden")
             _check_name(path, keys[ref.index][0], where)
+            if isinstance(ref, ArrayRef) and numpy_dtype(DTYPES[int(codes[ref.index])]) is None:
+                raise fault("TRE-9", where, f"numpy has no type for {keys[ref.index][0]!r}")
         return StateTree(node=node, keys=keys)
 
     def check_trees(self) -> None:
@@ -356,7 +363,8 @@ def open_checkpoint(
         path: The checkpoint's directory.
         volumes: Roots of further volumes on which segments may lie.
         follow_symlinks: Whether manifest and segments may be symbolic links.
-        view_limit_nbytes: Largest view that `Checkpoint.read` will materialise, in bytes.
+        view_limit_nbytes: Largest view, in bytes, that `Checkpoint.read` materialises when it has
+            more bytes than its target; 1 GiB by default.
 
     Raises:
         FormatError: The first broken clause, with file and place.

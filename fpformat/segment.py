@@ -48,7 +48,8 @@ class SegmentPlace:
     ) -> None:
         self.where = os.path.join(path, segment_name(ordinal))
         self.ordinal = ordinal
-        self._path = path
+        # Absolute, because it is opened again when the working directory may be another.
+        self._path = os.path.abspath(path)
         self._volumes = volumes
         self._save_id = save_id
         self._follow = follow_symlinks
@@ -341,9 +342,9 @@ def _read_footer(
         raise fault("FTR-6", where, "the footer block is not zero outside the footer's fields")
     if footer.index_offset % align or footer.index_nbytes % align or not footer.index_nbytes:
         raise fault("FTR-7", where, f"the index is not at least one block of {align} bytes")
-    inside = align <= footer.index_offset <= record.nbytes - footer.index_nbytes
+    inside = align <= footer.index_offset <= record.nbytes - align - footer.index_nbytes
     if not inside:
-        raise fault("FTR-7", where, "the index does not lie between header block and end of file")
+        raise fault("FTR-7", where, "the index does not lie between header block and footer block")
     if footer.index_offset + footer.index_nbytes + align != record.nbytes:
         raise fault("SEG-6", where, "the footer block does not follow the index region")
     return footer

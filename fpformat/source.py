@@ -79,6 +79,8 @@ def open_directory(path: "str | os.PathLike[str]") -> int:
         raise fault("DIR-6", os.fspath(path), detail) from error
     except OSError as error:
         raise fault("DIR-7", os.fspath(path), f"cannot be opened: {error.strerror}") from error
+    except ValueError as error:
+        raise fault("DIR-7", repr(os.fspath(path)), f"is no path: {error}") from error
 
 
 def open_regular(

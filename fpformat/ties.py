@@ -179,7 +179,14 @@ def _is_worth_tying(cluster: Sequence[Footprint]) -> bool:
 
 
 def _overlaps_itself(footprint: Footprint) -> bool:
-    return footprint.nbytes > footprint.stop - footprint.start
+    """Return whether two indices may be one element: the smaller strides reach the next larger."""
+    reached = -1
+    steps = zip(footprint.strides, footprint.shape, strict=True)
+    for stride, dim in sorted((stride, dim) for stride, dim in steps if dim > 1):
+        if stride <= max(reached, 0):
+            return True
+        reached = max(reached, 0) + (dim - 1) * stride
+    return False
 
 
 def _groups(cluster: Iterable[Footprint]) -> list[_Group]:

@@ -83,7 +83,7 @@ def _parse_parameter(cursor: Cursor) -> ParameterRef:
 
 
 def _parse_scalar(cursor: Cursor) -> NumpyScalar:
-    dtype = cursor.dtype()
+    dtype = cursor.numpy_type()
     return NumpyScalar(dtype, cursor.take(dtype.nbytes))
 
 
@@ -109,7 +109,7 @@ _LEAF_PARSERS: Final[dict[int, Callable[[Cursor], Node]]] = {
     16: _parse_size,
     17: lambda cursor: DtypeNode(cursor.dtype()),
     18: lambda cursor: DeviceNode(cursor.text()),
-    21: lambda cursor: NumpyDtypeNode(cursor.dtype()),
+    21: lambda cursor: NumpyDtypeNode(cursor.numpy_type()),
 }
 
 
@@ -302,6 +302,14 @@ class _Count:
         self.count = count
 
 
+def _named(items: dict[Any, Node]) -> dict[Any, Node]:
+    """Return attributes or parts, whose names have to be str."""
+    for name in items:
+        if type(name) is not str:
+            raise PlanError(f"state tree: the name {name!r} is no str; see TRE-5 (TRE-10)")
+    return items
+
+
 def _pairs(items: dict[Key, Node]) -> Iterator[Any]:
     for key in items:
         if type(key) not in _KEY_TYPES:
@@ -318,11 +326,11 @@ _CONTAINER_DUMPERS: Final[dict[type, Callable[[Any], tuple[bytes, Iterable[Any]]
     dict: lambda node: (_counted(11, len(node)), _pairs(node)),
     OrderedNode: lambda node: (
         _counted(19, len(node.items)),
-        chain(_pairs(node.items), (node.attributes,)),
+        chain(_pairs(node.items), (_named(node.attributes),)),
     ),
     FlattenedNode: lambda node: (
         _text(20, node.label),
-        chain((node.context, _Count(len(node.parts))), _pairs(node.parts)),
+        chain((node.context, _Count(len(node.parts))), _pairs(_named(node.parts))),
     ),
     CounterNode: lambda node: (_counted(22, len(node.items)), _pairs(node.items)),
 }

@@ -12,7 +12,7 @@ import numpy as np
 
 from fpformat.check import check_segments
 from fpformat.checksum import crc32c
-from fpformat.errors import ChecksumError, FormatError, Problem, fault
+from fpformat.errors import FormatError, Problem, fault
 from fpformat.manifest import parse_manifest
 from fpformat.model import Manifest, TensorKey
 from fpformat.names import MANIFEST_NAME
@@ -150,7 +150,7 @@ def _verify_extents(segment: Segment, findings: _Findings) -> None:
             end = offset + stored
             try:
                 segment.verify_extent(row)
-            except ChecksumError as error:
+            except FormatError as error:
                 findings.add(error)
                 if record["owner_kind"] == 0:
                     findings.damaged[segment.keys[int(record["owner"])]] = None

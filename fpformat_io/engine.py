@@ -2,7 +2,8 @@
 
 Commit, layout, index and manifest are those of `fpformat`; the engine only replaces how the bytes
 of a segment come to be on the disk. Its kernels, and numba with them, are imported by the first
-save: a program that only loads never pays for them.
+save: a program that only loads never pays for them. Where they cannot be had, `fpformat.writer`
+writes the same bytes, and the log says so once.
 """
 
 import logging
@@ -10,8 +11,10 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
+from fpformat import writer
 from fpformat.assemble import check_plan
 from fpformat.errors import SaveError
 from fpformat.limits import SAVE_ID_NBYTES
@@ -19,6 +22,9 @@ from fpformat.model import SavePlan, SegmentPlan, ShardKey, ShardSource
 from fpformat.writer import WriteReport
 from fpformat_io.config import EngineConfig, from_env
 from fpformat_io.errors import engine_error
+
+if TYPE_CHECKING:
+    from fpformat_io.pipeline import Save
 
 _LOG: Final = logging.getLogger("fpformat_io")
 
@@ -30,7 +36,7 @@ class EngineReport(WriteReport):
     Attributes:
         mode: ``"direct"`` or ``"buffered"``.
         reason: Why.
-        calls: System calls that wrote segments.
+        calls: System calls that wrote segments; the plain writer does not count and gives 0.
     """
 
     mode: str
@@ -65,14 +71,15 @@ def write_checkpoint(
         EngineError: A system call failed, or there is no memory; what was written is removed
             again.
     """
-    from fpformat_io.pipeline import Save
-
     begin = time.perf_counter()
     config = from_env() if config is None else config
+    native = _native()
+    if native is None:
+        return _write_plainly(path, plan, sources, save_id=save_id, created_us=created_us)
     check_plan(plan, sources)
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
     try:
-        save = Save(path, plan, save_id, config)
+        save = native(path, plan, save_id, config)
         document, checkpoint_id = save.write(sources, created_us)
     except SaveError as error:
         raise engine_error(error) from error
@@ -88,6 +95,50 @@ def write_checkpoint(
         mode=volume.mode,
         reason=volume.reason,
         calls=save.calls,
+    )
+
+
+@cache
+def _native() -> "type[Save] | None":
+    """Return what saves with kernels; None, with a line in the log, where they cannot be trusted.
+
+    Compiling reaches into numba, and caching into parts of it that are not public: with a version
+    that nobody has tried anything may be missing, or be there and mean something else.
+    """
+    try:
+        from fpformat_io.kernels import warm_up
+        from fpformat_io.pipeline import Save
+
+        warm_up()
+    except Exception as error:  # noqa: BLE001  a save must not depend on it
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        _LOG.warning("no native workers, saves are slower and use one thread (%s)", reason)
+        return None
+    return Save
+
+
+def _write_plainly(
+    path: "str | os.PathLike[str]",
+    plan: SavePlan,
+    sources: Mapping[ShardKey, ShardSource],
+    *,
+    save_id: bytes | None,
+    created_us: int | None,
+) -> EngineReport:
+    try:
+        plain = writer.write_checkpoint(path, plan, sources, save_id=save_id, created_us=created_us)
+    except SaveError as error:
+        raise engine_error(error) from error
+    return EngineReport(
+        path=plain.path,
+        checkpoint_id=plain.checkpoint_id,
+        save_id=plain.save_id,
+        nbytes=plain.nbytes,
+        data_nbytes=plain.data_nbytes,
+        seconds=plain.seconds,
+        mode="buffered",
+        reason="by the plain writer, without native workers",
+        calls=0,
     )
 
 

@@ -1,7 +1,12 @@
 """What can go wrong in a save beyond the format: the operating system, and memory to copy into."""
 
 from fpformat.clauses import ErrorClass
-from fpformat.errors import CommitOutcomeUnknownError, FpformatError, SaveError
+from fpformat.errors import (
+    CommitOutcomeUnknownError,
+    FpformatError,
+    NotDurableError,
+    SaveError,
+)
 
 
 class EngineError(FpformatError):
@@ -44,7 +49,7 @@ class StagingError(EngineError):
 
 
 class CommitError(EngineError):
-    """Whether the save was committed is unknown; look at its path before saving again."""
+    """The save is committed but may not be durable, or its outcome is unknown: see the message."""
 
 
 def engine_error(error: Exception) -> EngineError:
@@ -60,7 +65,7 @@ def engine_error(error: Exception) -> EngineError:
         )
     if isinstance(error, EngineError):
         return type(error)(str(error), error.error_class)
-    if isinstance(error, CommitOutcomeUnknownError):
+    if isinstance(error, CommitOutcomeUnknownError | NotDurableError):
         return CommitError(str(error), error.error_class)
     if isinstance(error, SaveError):
         return WriteError(str(error), error.error_class, path=error.path, errno=error.errno)

@@ -54,6 +54,17 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def warn_of_newer(root: Path, step: int) -> None:
+    """Log a warning when a root holds steps above the one that is about to be saved.
+
+    They stay the newest, for `latest` and for retention, whoever wrote them.
+    """
+    newer = sorted(name for name in os.listdir(root) if (step_of(name) or 0) > step)
+    if newer:
+        text = "%s: holds %s and so %d newer than step %d; they stay the latest until removed"
+        _LOG.warning(text, root, newer[-1], len(newer), step)
+
+
 def _candidates(root: Path) -> Iterator[Path]:
     with os.scandir(root) as entries:
         for entry in entries:
@@ -111,13 +122,15 @@ def latest(
         the result and in the log.
 
     Raises:
-        PlanError: `verify` is something else.
+        PlanError: `verify` is something else, or `root` is itself a checkpoint.
         StorageError: `root` cannot be read, or nothing could be loaded and the operating system
             failed to read a candidate.
     """
     if verify not in ("structure", "full"):
         raise PlanError(f"verify={verify!r}: expected 'structure' or 'full'")
     root = Path(root)
+    if _has_manifest(root):
+        raise PlanError(f"{root}: is itself a checkpoint; name the directory that holds them")
     try:
         paths = sorted(_candidates(root), key=lambda path: (_peek(path), path.name), reverse=True)
     except FileNotFoundError:

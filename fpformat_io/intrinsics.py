@@ -6,6 +6,7 @@ addition is one only among threads of Python. Everything is an int64: addresses,
 """
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
@@ -25,6 +26,7 @@ _POLYNOMIAL: Final = 0x82F63B78
 
 # numba sets its options when it is imported, where no type checker sees them.
 _NUMBA: Final[Any] = config
+_TURN: Final = threading.Lock()
 IS_INTERPRETED: Final = bool(_NUMBA.DISABLE_JIT)
 
 
@@ -196,8 +198,9 @@ def _build_atomic_add(builder: Any, args: list[Any]) -> Any:
 def atomic_add(address: int, value: int) -> int:
     """Add to the int64 at `address` and return what was there before."""
     cell = ctypes.c_int64.from_address(address)
-    before = cell.value
-    cell.value = before + value
+    with _TURN:
+        before = cell.value
+        cell.value = before + value
     return before
 
 

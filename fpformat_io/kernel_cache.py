@@ -89,11 +89,11 @@ class KernelCache(NullCache):
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """Return the compiled kernel, or None when it is absent or not to be trusted."""
-        target_context.refresh()
-        path = self._path(signature, target_context.codegen())
-        if path is None:
-            return None
         try:
+            target_context.refresh()
+            path = self._path(signature, target_context.codegen())
+            if path is None:
+                return None
             stored = path.read_bytes()
             digest, payload = stored[:_DIGEST_NBYTES], stored[_DIGEST_NBYTES:]
             if hashlib.sha256(payload).digest() != digest:
@@ -103,19 +103,19 @@ class KernelCache(NullCache):
         except FileNotFoundError:
             return None
         except Exception as error:  # noqa: BLE001  a cache must never fail a save
-            warn_once(f"compiled kernels in {path.parent} cannot be used ({error!r})")
+            warn_once(f"compiled kernels in {cache_directory()} cannot be used ({error!r})")
             return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store a compiled kernel; the file appears whole or not at all."""
-        path = self._path(signature, compiled.codegen)
-        if path is None:
-            return
         try:
+            path = self._path(signature, compiled.codegen)
+            if path is None:
+                return
             payload = _SERIALIZE.dumps(compiled._reduce())
             descriptor, name = tempfile.mkstemp(dir=path.parent, prefix="kernel-")
             with open(descriptor, "wb") as file:
                 file.write(hashlib.sha256(payload).digest() + payload)
             os.replace(name, path)
         except Exception as error:  # noqa: BLE001  a cache must never fail a save
-            warn_once(f"compiled kernels cannot be stored in {path.parent} ({error!r})")
+            warn_once(f"compiled kernels cannot be stored in {cache_directory()} ({error!r})")

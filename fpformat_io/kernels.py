@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numpy as np
 from numba import njit, types
 
+from fpformat.checksum import crc32c
 from fpformat_io.crc_tables import (
     LONG_LANE_NBYTES,
     SHORT_LANE_NBYTES,
@@ -354,11 +355,33 @@ def run_transfers(
 
 
 def warm_up() -> None:
-    """Compile what a save needs, or load it from the cache; does nothing the second time."""
+    """Compile what a save needs, or load it from the cache, and try it; fast the second time.
+
+    Raises:
+        RuntimeError: A kernel gives a wrong answer.
+    """
     shared = np.zeros(SHARED_CELLS, dtype=np.int64)
     shared[SELF] = shared.ctypes.data
     none = np.zeros((0, TRANSFER_COLUMNS), dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)
     run_transfers(none, np.zeros((0, 3), dtype=np.int64), empty, shared, 0)
-    combine_runs(empty, empty, empty, empty)
-    append_zeros(0, 0)
+    _try_out()
+
+
+def _try_out() -> None:
+    """Compare copies and checksums with `fpformat.checksum`, in long and short lanes and a rest."""
+    nbytes = 77 if IS_INTERPRETED else 3 * (LONG_LANE_NBYTES + SHORT_LANE_NBYTES) + 77
+    source = np.arange(nbytes, dtype=np.int64).astype(np.uint8)
+    target = np.zeros(nbytes // 8 + 1, dtype=np.int64)
+    expected = crc32c(source.data)
+    copied = copy_checksum(source.ctypes.data, target.ctypes.data, nbytes)
+    fence_stores()
+    is_copied = target.view(np.uint8)[:nbytes].tobytes() == source.tobytes()
+    sums = np.array([checksum(source.ctypes.data, 50), checksum(source.ctypes.data + 50, 27)])
+    total = np.zeros(1, dtype=np.int64)
+    combine_runs(sums, np.array([50, 27]), np.zeros(2, dtype=np.int64), total)
+    zeros = append_zeros(int(total[0]), 9)
+    found = (copied, checksum(source.ctypes.data, nbytes), total[0], zeros)
+    first = source[:77].tobytes()
+    if not is_copied or found != (expected, expected, crc32c(first), crc32c(first + bytes(9))):
+        raise RuntimeError(f"kernels compute {found} where the checksum is {expected}")

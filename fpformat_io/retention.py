@@ -155,6 +155,8 @@ class Retention:
         return tuple(retired)
 
     def _is_loadable(self, name: str) -> bool:
+        if (self._root / name).is_symlink():
+            return False
         if name not in self._save_ids:
             path = self._root / name
             with suppress(FormatError), open_checkpoint(path) as checkpoint:

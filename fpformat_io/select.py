@@ -25,14 +25,19 @@ class Selection:
         self._longest = max(map(len, self._prefixes), default=0)
 
     def matches(self, elements: tuple[str, ...]) -> bool:
-        """Return whether the elements of a name are, or lie below, one of the keys."""
+        """Return whether the elements of a name are, or lie below, one of the keys.
+
+        In a key, a plain number also stands for an int key and for a position.
+        """
         found = False
         elements = elements or ("",)
+        plain = tuple(map(plain_text, elements))
         for count in range(1, min(len(elements), self._longest) + 1):
-            key = self._prefixes.get(elements[:count])
-            if key is not None:
-                self._unused.discard(key)
-                found = True
+            for spelling in {elements[:count], plain[:count]}:
+                key = self._prefixes.get(spelling)
+                if key is not None:
+                    self._unused.discard(key)
+                    found = True
         return found
 
     def check_used(self, names: Iterable[str]) -> None:
@@ -47,6 +52,35 @@ class Selection:
             problems.append(f"{key!r} is not in the checkpoint{hint}")
         if problems:
             raise PlanError("unknown keys:", *problems)
+
+
+def plain_text(element: str) -> str:
+    """Return the element of a name as people write it: an int key or a position as a number."""
+    return element[2:] if element[:2] in ("~i", "~l") else element
+
+
+def node_at(root: Node, key: str) -> tuple[str, Node]:
+    """Return the node that a key names, with its name as it is stored.
+
+    Raises:
+        PlanError: There is none, or more than one.
+    """
+    found: list[tuple[str, Node]] = [("", root)]
+    for element in key.split("/"):
+        found = [
+            (f"{name}/{text}" if name else text, child)
+            for name, node in found
+            for text, child in _named_children(node)
+            if element in (text, plain_text(text))
+        ]
+    if len(found) != 1:
+        raise PlanError(f"key={key!r} names {len(found) or 'no'} parts of the checkpoint")
+    return found[0]
+
+
+def _named_children(node: Node) -> Iterator[tuple[str, Node]]:
+    for part, child in children_of(node) or ():
+        yield element_text(part), child
 
 
 def _names(node: Node) -> Iterator[str]:

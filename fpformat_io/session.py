@@ -1,8 +1,8 @@
 """Saves in the background, one at a time, and what their callers hold meanwhile.
 
 Each save runs in a thread of its own that is not a daemon: the interpreter waits for it at exit,
-so the last save of a script is committed without anybody waiting for it. The first error poisons
-the session: every later save is refused with it, so that a failing disk cannot go unnoticed.
+so the last save of a script is committed without anybody waiting for it. An error is raised once,
+by whoever asks first: the handle, the next save, or closing. After that a save is tried again.
 """
 
 import logging
@@ -55,6 +55,7 @@ class SaveHandle:
         self._durable = threading.Event()
         self._report: SaveReport | None = None
         self._error: EngineError | None = None
+        self._is_error_known = False
 
     @property
     def done(self) -> bool:
@@ -83,44 +84,48 @@ class SaveHandle:
         if not self._durable.wait(timeout):
             raise TimeoutError(f"{self.path}: not durable after {timeout} seconds")
         if self._error:
+            self._is_error_known = True
             raise self._error
         assert self._report is not None
         return self._report
 
-    def finish(self, report: SaveReport) -> None:
-        """Note that the save is durable."""
-        self._report = report
+    def _end(self, report: SaveReport | None, error: EngineError | None = None) -> None:
+        self._report, self._error = report, error
         self._durable.set()
 
-    def fail(self, error: EngineError) -> None:
-        """Note that the save failed."""
-        self._error = error
-        self._durable.set()
+    def _unknown_error(self) -> EngineError | None:
+        """Return the error of the save unless it was raised before."""
+        error = None if self._is_error_known else self._error
+        self._is_error_known = True
+        return error
 
 
 class SaveSession:
     """Runs saves one after the other, each in the background of the caller."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: EngineError | None = None
+        self._handle: SaveHandle | None = None
+        self._is_idle = threading.Event()
+        self._is_idle.set()
 
     def wait_idle(self) -> None:
         """Return when no save is running.
 
         Raises:
-            EngineError: A save of this session failed.
+            EngineError: The save before failed, and nobody was told yet.
         """
         self.settle()
-        if self._error:
-            error = engine_error(self._error)
-            raise error from self._error
+        failure = self._handle and self._handle._unknown_error()
+        if failure:
+            raise type(failure)(f"an earlier save failed: {failure}") from failure
 
     def settle(self) -> None:
-        """Return when no save is running; an error of it was logged when it happened."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        """Return when no save is running; an error of it was logged when it happened.
+
+        An event is waited for and not the thread: an interrupt during `Thread.join` can leave a
+        thread that is taken for ended, and nothing would wait for it any more.
+        """
+        self._is_idle.wait()
 
     def start(
         self, path: Path, work: Callable[[], SaveReport], after: Callable[[SaveReport], None]
@@ -132,23 +137,39 @@ class SaveSession:
             work: Writes and commits.
             after: Called when the save is durable and its handle was told.
         """
-        handle = SaveHandle(path)
+        self._handle = handle = SaveHandle(path)
 
         def run() -> None:
             try:
-                report = work()
-            except Exception as error:  # noqa: BLE001  whatever it is must reach the caller
-                failure = error if isinstance(error, EngineError) else engine_error(error)
-                if failure is not error:
-                    failure.__cause__ = error
-                self._error = failure
-                handle.fail(failure)
-                _LOG.error("save failed: %s", failure)
-                return
-            handle.finish(report)
-            after(report)
+                _run(handle, work, after)
+            finally:
+                self._is_idle.set()
 
         # Not a daemon: threads of daemons die at exit and would leave the last save uncommitted.
-        self._thread = threading.Thread(target=run, name=f"fpformat {path.name}", daemon=False)
-        self._thread.start()
+        thread = threading.Thread(target=run, name=f"fpformat {path.name}", daemon=False)
+        self._is_idle.clear()
+        try:
+            thread.start()
+        except BaseException:
+            self._is_idle.set()
+            raise
         return handle
+
+
+def _run(
+    handle: SaveHandle, work: Callable[[], SaveReport], after: Callable[[SaveReport], None]
+) -> None:
+    try:
+        report = work()
+    except Exception as error:  # noqa: BLE001  whatever it is must reach the caller
+        failure = error if isinstance(error, EngineError) else engine_error(error)
+        if failure is not error:
+            failure.__cause__ = error
+        _LOG.error("save failed: %s", failure)
+        handle._end(None, failure)
+    else:
+        handle._end(report)
+        try:
+            after(report)
+        except Exception:
+            _LOG.exception("%s is durable, but retiring older checkpoints failed", report.path)

@@ -8,12 +8,14 @@ happens, it does not return before the last worker has left, since they write in
 import _thread
 import os
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 
 from fpformat_io.aligned import AlignedMemory
 from fpformat_io.config import EngineConfig
+from fpformat_io.errors import WriteError
 from fpformat_io.kernels import (
     CALLS,
     DESCRIPTOR,
@@ -22,6 +24,7 @@ from fpformat_io.kernels import (
     ERRNO_LOCATION,
     ERROR_NBYTES,
     ERROR_OFFSET,
+    NBYTES,
     PWRITE,
     SELF,
     SHARED_CELLS,
@@ -109,7 +112,11 @@ class Target:
 def run_workers(
     transfers: Table, fragments: Table, checksums: Row, *, target: Target, ring: StagingRing
 ) -> Outcome:
-    """Write transfers; see `fpformat_io.kernels.run_transfers` for the arrays."""
+    """Write transfers; see `fpformat_io.kernels.run_transfers` for the arrays.
+
+    Raises:
+        WriteError: A worker ended without having done its work and without an error of the system.
+    """
     shared = _shared(target)
     count = max(min(ring.worker_count, len(transfers)), 1)
     if target.volume.mode == "buffered":
@@ -119,9 +126,16 @@ def run_workers(
         run_transfers(transfers, fragments, checksums, shared, ring.buffer(0))
     else:
         crew = _Crew(shared)
-        for worker in range(count):
-            crew.start(transfers, fragments, checksums, shared, ring.buffer(worker))
-        crew.wait()
+        crew.run(
+            [
+                (transfers, fragments, checksums, shared, ring.buffer(worker))
+                for worker in range(count)
+            ]
+        )
+    expected = int(transfers[:, NBYTES].sum())
+    if not shared[ERRNO] and shared[DONE_NBYTES] != expected:
+        # An exception in a thread only goes to stderr; a save with a hole must not be committed.
+        raise WriteError(f"a worker died: {shared[DONE_NBYTES]} of {expected} bytes were written")
     return Outcome(
         errno=int(shared[ERRNO]),
         offset=int(shared[ERROR_OFFSET]),
@@ -149,27 +163,32 @@ class _Crew:
 
     def __init__(self, shared: Row) -> None:
         self._shared = shared
-        self._locks: list[_thread.LockType] = []
 
-    def start(self, *arguments: Any) -> None:
-        """Start a worker; one that cannot be started leaves its work to the others."""
-        lock = _thread.allocate_lock()
-        lock.acquire()
+    def run(self, arguments: "list[tuple[Any, ...]]") -> None:
+        """Run a worker with each of the arguments; what cannot be started is left to the others."""
+        locks = [_thread.allocate_lock() for _ in arguments]
+        for lock in locks:
+            lock.acquire()
+        started: list[int] = []
+        pairs = zip(locks, arguments, strict=True)
         try:
             # Not threading.Thread: its start waits for the new thread to get the interpreter
-            # lock, twice the switch interval each when the main thread is busy.
-            _thread.start_new_thread(_run, (lock, arguments))
+            # lock, twice the switch interval each when the main thread is busy. And no loop: an
+            # interrupt between a start and its note would leave a worker that nobody waits for.
+            started.extend(map(_thread.start_new_thread, repeat(_run), pairs))
         except RuntimeError:
-            if not self._locks:
-                _run(lock, arguments)
-            else:
-                return
-        self._locks.append(lock)
+            if not started:
+                run_transfers(*arguments[0])
+        except BaseException:
+            self._shared[STOP] = 1
+            raise
+        finally:
+            self._wait(locks[: len(started)])
 
-    def wait(self) -> None:
+    def _wait(self, locks: "list[_thread.LockType]") -> None:
         """Return when every worker has left; an interrupt is raised after that."""
         interrupt: BaseException | None = None
-        for lock in self._locks:
+        for lock in locks:
             while True:
                 try:
                     lock.acquire()

@@ -30,7 +30,8 @@ def save(
     The state is any nesting of dict, OrderedDict, Counter, list and tuple over tensors,
     parameters, numpy arrays and scalars, and Python's plain values. It is read in place and must
     not change meanwhile; a tensor that is not contiguous host memory is copied when it is written,
-    one at a time. Tensors come back contiguous; ``requires_grad`` is kept for parameters.
+    one at a time. Tensors come back contiguous; ``requires_grad`` is kept for parameters, other
+    attributes set on tensors are not.
 
     Args:
         state: The state.
@@ -69,8 +70,10 @@ def load(
         device: Where tensors go. On ``"meta"`` they have no data and none is read; numpy arrays
             are always read.
         keys: Names of tensors or other values, or of the containers that hold them, such as
-            ``"model"`` or ``"model/layers.0.weight"``. Only these are read; dicts lack the
-            others, places of lists and tuples hold None. Tensors of a subclass are chosen whole.
+            ``"model"`` or ``"model/layers.0.weight"`` or ``"optimizer/state/0"``. The elements of
+            a path are joined by ``/``; one inside a key is written ``~1``, and ``~`` is ``~0``.
+            Only these are read; dicts lack the others, places of lists and tuples hold None.
+            Tensors of a subclass are chosen whole.
         rank: Whose state, when the ranks of a run saved different ones.
 
     Returns:
@@ -89,11 +92,14 @@ def load(
 
 
 def checked_device(device: "str | torch.device") -> torch.device:
-    """Return the device; PlanError when torch does not know it."""
+    """Return the device; PlanError when torch does not know it or cannot use it here."""
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise PlanError(f"device={device!r}: {str(error).splitlines()[0]}") from error
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except Exception as error:
+        text = str(error).splitlines() or [type(error).__name__]
+        raise PlanError(f"device={device!r}: {text[0]}") from error
+    return place
 
 
 def state_tree(checkpoint: Checkpoint, rank: int) -> "tuple[Node, list[TensorKey]]":

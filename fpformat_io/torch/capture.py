@@ -23,6 +23,7 @@ from fpformat_io.torch.flatten import FlatState, Slot, flatten
 from fpformat_io.torch.sharing import tie_slots
 
 _TREE: Final = 1
+_MAX_METADATA_NBYTES: Final = 8 * 1024 * 1024
 
 Sources: TypeAlias = Callable[[list[Slot]], dict[str, ShardSource]]
 
@@ -130,6 +131,9 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
                 problems.append(f"{key!r}: {text!r} has a lone surrogate, so no UTF-8 form")
     if problems:
         raise PlanError("metadata must map str to str:", *problems)
+    nbytes = sum(len(key.encode()) + len(text.encode()) for key, text in metadata.items())
+    if nbytes > _MAX_METADATA_NBYTES:
+        raise PlanError(f"metadata has {nbytes} bytes, at most {_MAX_METADATA_NBYTES} fit")
     return dict(metadata)
 
 

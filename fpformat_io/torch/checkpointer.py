@@ -12,8 +12,9 @@ from fpformat.errors import FormatError, PlanError, SaveError
 from fpformat.limits import SAVE_ID_NBYTES
 from fpformat.names import step_name
 from fpformat.reader import open_checkpoint
+from fpformat.verify import verify_checkpoint
 from fpformat_io.errors import engine_error
-from fpformat_io.find import LatestCheckpoint, latest
+from fpformat_io.find import LatestCheckpoint, latest, warn_of_newer
 from fpformat_io.retention import Retention, collect, move_aside
 from fpformat_io.session import SaveHandle, SaveReport, SaveSession
 from fpformat_io.torch.capture import Capture, capture, check_step, report_of, write
@@ -46,7 +47,8 @@ class Checkpointer:
         """
         if keep is not None and (type(keep) is not int or keep < 1):
             raise PlanError(f"keep={keep!r}: expected an int of at least 1, or None")
-        self.root = Path(root)
+        # Absolute, because saves go on in the background while the working directory may change.
+        self.root = Path(os.path.abspath(root))
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             collect(self.root)
@@ -56,6 +58,7 @@ class Checkpointer:
         self._retention = Retention(self.root, keep)
         self._session = SaveSession()
         self._is_closed = False
+        self._warn_of_newer = True
 
     def save(
         self, step: int, state: Any, *, metadata: Mapping[str, str] | None = None
@@ -70,13 +73,15 @@ class Checkpointer:
             metadata: Strings for the manifest.
 
         Returns:
-            A handle to wait on. An error of the save is raised by its `wait_durable`, by the
-            next `save` and by `close`.
+            A handle to wait on. An error of the save is raised by its `wait_durable`; by the
+            next `save` or by `close` only when nobody asked the handle. The `save` after that
+            tries again.
 
         Raises:
-            PlanError: The state cannot be stored, or there is a checkpoint of this step already;
-                a directory of its name that cannot be loaded is moved aside. Nothing was written.
-            EngineError: An earlier save failed, or the state cannot be copied.
+            PlanError: The state cannot be stored, or there is a sound checkpoint of this step
+                already; a directory of its name that is damaged is moved aside. Nothing was
+                written.
+            EngineError: The save before failed and nobody was told, or the state cannot be copied.
         """
         begin = time.perf_counter()
         if self._is_closed:
@@ -85,6 +90,9 @@ class Checkpointer:
         check_step(step)
         if step is None:
             raise PlanError("step=None: expected an int from 0 to 2^53-1")
+        if self._warn_of_newer:
+            self._warn_of_newer = False
+            warn_of_newer(self.root, step)
         path = self.root / step_name(step)
         save_id = os.urandom(SAVE_ID_NBYTES)
         is_in_the_way = _is_unloadable(path)
@@ -107,7 +115,7 @@ class Checkpointer:
         """Wait for the save that runs.
 
         Raises:
-            EngineError: A save failed.
+            EngineError: The last save failed and nobody was told.
         """
         self._is_closed = True
         self._session.wait_idle()
@@ -149,7 +157,7 @@ class _Work:
 
 
 def _is_unloadable(path: Path) -> bool:
-    """Return whether a directory at `path` must be moved aside.
+    """Return whether a directory at `path` must be moved aside; every byte of it is checked.
 
     Raises:
         PlanError: A checkpoint, or something else that must not be moved, stands there.
@@ -160,10 +168,13 @@ def _is_unloadable(path: Path) -> bool:
         raise PlanError(f"{path}: exists and is no directory")
     try:
         open_checkpoint(path).close()
+        is_damaged = bool(verify_checkpoint(path).problems)
     except FormatError as error:
         if error.error_class in _UNLOADABLE:
             return True
         raise PlanError(f"{path}: exists and cannot be judged: {error}") from error
+    if is_damaged:
+        return True
     raise PlanError(f"{path}: this step is saved already; a checkpoint is never overwritten")
 
 

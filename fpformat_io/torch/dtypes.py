@@ -99,7 +99,7 @@ def c_order_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in host memory."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     bits = _bits(tensor)
-    copy = torch.empty(bits.shape, dtype=bits.dtype)
+    copy = torch.empty(bits.shape, dtype=bits.dtype, device="cpu")
     copy.copy_(bits)
     return copy
 

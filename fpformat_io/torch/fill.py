@@ -17,12 +17,14 @@ import torch
 from fpformat.dtypes import DType, from_numpy
 from fpformat.errors import PlanError
 from fpformat.limits import MAX_TREE_DEPTH
-from fpformat.model import TensorEntry, TensorKey
-from fpformat.names import Path, PathElement, name_of
+from fpformat.model import TensorEntry, TensorKey, View
+from fpformat.names import HIDDEN_PREFIX, Path, PathElement, name_of
 from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef, walk_leaves
 from fpformat.reader import Checkpoint, open_checkpoint
 from fpformat_io.fold import Branch, Results, fold
+from fpformat_io.select import node_at
 from fpformat_io.torch.api import state_tree
+from fpformat_io.torch.compare import parts_of, relative, shared_names
 from fpformat_io.torch.dtypes import fill, from_torch
 from fpformat_io.torch.flatten import path_text, tensor_problem
 from fpformat_io.torch.restore import Restore, TensorReader
@@ -58,7 +60,12 @@ class _Place:
 
 
 def load_into(
-    path: "str | PathLike[str]", template: Any, *, strict: bool = True, rank: int = 0
+    path: "str | PathLike[str]",
+    template: Any,
+    *,
+    strict: bool = True,
+    key: str | None = None,
+    rank: int = 0,
 ) -> LoadReport:
     """Load a checkpoint into a state that exists.
 
@@ -73,20 +80,27 @@ def load_into(
         template: Nested dicts, lists and tuples such as ``model.state_dict()``.
         strict: Whether any difference in names, shapes, data types or kinds is an error. If not,
             what fits is loaded and the rest reported.
+        key: Name of the part of the checkpoint that the template stands for, such as ``"model"``;
+            None for the whole.
         rank: Whose state, when the ranks of a run saved different ones.
 
     Returns:
         The names loaded, missing, unexpected and mismatched.
 
     Raises:
-        PlanError: `strict`, and template and checkpoint differ; all differences are listed.
+        PlanError: `strict`, and template and checkpoint differ; all differences are listed, a
+            part that is wholly on one side in one line. `key` names nothing.
         FormatError: The first fault found in the checkpoint, with its clause.
     """
+    if isinstance(template, torch.nn.Module | torch.optim.Optimizer):
+        kind = type(template).__name__
+        raise PlanError(f"template is a {kind}; give its state_dict(), which shares its tensors")
     places = _places(template)
     with open_checkpoint(path) as checkpoint:
         node, table = state_tree(checkpoint, rank)
+        prefix, node = ("", node) if key is None else node_at(node, key)
         stored = dict(_stored_leaves(node))
-        match = _Match(checkpoint, table, places, stored)
+        match = _Match(checkpoint, table, places, stored, prefix)
         if strict:
             match.check_equal()
         tensors, values = match.read()
@@ -170,18 +184,23 @@ class _Match:
         table: list[TensorKey],
         places: dict[str, _Place],
         stored: dict[str, Node],
+        prefix: str,
     ) -> None:
         self._checkpoint = checkpoint
         self._table = table
         self._places = places
         self._stored = stored
+        self._prefix = prefix
         self.missing = [name for name in places if name not in stored]
         self.unexpected = [name for name in stored if name not in places]
         self.fitting: list[str] = []
         self.mismatched: list[str] = []
+        shared = shared_names({name: place.value for name, place in places.items()})
         for name, place in places.items():
             if name in stored:
                 problem = self._problem(place, stored[name])
+                if problem is None and name in shared:
+                    problem = self._sharing_problem(name, shared[name])
                 if problem is None:
                     self.fitting.append(name)
                 else:
@@ -189,8 +208,13 @@ class _Match:
 
     def check_equal(self) -> None:
         """Raise PlanError when anything differs."""
-        problems = [f"missing in the checkpoint: {name}" for name in self.missing]
-        problems += [f"unexpected in the checkpoint: {name}" for name in self.unexpected]
+        problems = [
+            f"missing in the checkpoint: {part}" for part in parts_of(self.missing, self._stored)
+        ]
+        problems += [
+            f"unexpected in the checkpoint: {part}"
+            for part in parts_of(self.unexpected, self._places)
+        ]
         problems += self.mismatched
         if problems:
             where = self._checkpoint.path
@@ -234,6 +258,31 @@ class _Match:
         stored = "a numpy array" if isinstance(node, ArrayRef) else "a tensor"
         return f"is {stored} in the checkpoint, but a {kind} in the template"
 
+    def _sharing_problem(self, name: str, alias: "TensorKey | View") -> str | None:
+        """Return why a tensor that shares memory in the template cannot have its own values."""
+        key = self._key(self._stored[name])
+        assert key is not None
+        stored = self._checkpoint.entry(key).alias
+        if relative(stored, self._prefix) == relative(alias, ""):
+            return None
+        target = alias.target[0] if isinstance(alias, View) else alias[0]
+        if not isinstance(alias, View) and self._is_equal(key, target):
+            return None
+        if target.startswith(HIDDEN_PREFIX):
+            return "overlaps itself or others in the template, but not in the checkpoint"
+        return f"shares memory with {target!r} in the template, but not in the checkpoint"
+
+    def _is_equal(self, key: TensorKey, other: str) -> bool:
+        """Return whether two stored tensors have the same bytes; read only when they were tied."""
+        node = self._stored.get(other)
+        other_key = None if node is None else self._key(node)
+        if other_key is None:
+            return False
+        one, two = self._checkpoint.entry(key), self._checkpoint.entry(other_key)
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return False
+        return bool(np.array_equal(self._checkpoint.read(key), self._checkpoint.read(other_key)))
+
     def _value_problem(self, place: _Place, node: Node) -> str | None:
         if place.is_replaceable or (type(node) is type(place.value) and node == place.value):
             return None
@@ -268,6 +317,9 @@ def _array_problem(target: "np.ndarray[Any, Any]", entry: TensorEntry) -> str | 
     problem = _shape_problem(target.shape, from_numpy(target.dtype), entry)
     if problem is None and not target.flags.writeable:
         return "the template's array is read-only"
+    steps = zip(target.shape, target.strides, strict=True)
+    if problem is None and any(step == 0 and dim > 1 for dim, step in steps):
+        return "the template's array repeats its own memory, so it cannot be filled"
     return problem
 
 

@@ -254,6 +254,8 @@ def _ordered_dict(walk: _Walk, value: Any, path: Path) -> Any:
     if _depth(path) >= MAX_TREE_DEPTH:
         return walk.refuse(path, f"an OrderedDict at depth {MAX_TREE_DEPTH} is too deep")
     attributes = vars(value)
+    if wrong := [name for name in attributes if type(name) is not str]:
+        return walk.refuse(path, f"has an attribute whose name {wrong[0]!r} is no str")
     keys = walk.keys(value, path)
     names = walk.keys(attributes, path)
 

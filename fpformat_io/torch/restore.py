@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -90,10 +91,7 @@ class TensorReader:
         """
         entry = self._entries[key]
         dtype = _numpy_type(entry.dtype, f"{self._checkpoint.path}: array {entry.name!r}")
-        array = np.empty(entry.shape, dtype=dtype)
-        if array.nbytes:
-            self._checkpoint.read_into(key, array.reshape(-1).view(np.uint8))
-        return array
+        return self._checkpoint.read(key).view(dtype).reshape(entry.shape)
 
     def _is_larger(self, entry: TensorEntry, view: View) -> bool:
         """Return whether a view repeats bytes, so that reading it apart would take more."""
@@ -141,11 +139,13 @@ class Restore:
 
     def device(self, node: DeviceNode) -> torch.device:
         """Return a device that the text names."""
-        try:
-            return torch.device(node.text)
-        except RuntimeError as error:
-            detail = f"torch {torch.__version__} knows no device {node.text!r}"
-            raise fault("TRE-9", self.where, detail) from error
+        with suppress(RuntimeError):
+            device = torch.device(node.text)
+            # An index that is too large for torch comes back as another one.
+            if str(device) == node.text:
+                return device
+        detail = f"torch {torch.__version__} knows no device {node.text!r}"
+        raise fault("TRE-9", self.where, detail)
 
     def scalar(self, node: NumpyScalar) -> Any:
         """Return a numpy scalar."""

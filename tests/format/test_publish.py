@@ -13,7 +13,9 @@ from format.samples import write_sample
 
 from fpformat import (
     CommitOutcomeUnknownError,
+    FormatError,
     FpformatError,
+    NotDurableError,
     PlanError,
     SaveError,
     open_checkpoint,
@@ -221,3 +223,37 @@ def test_a_kill_before_any_call_leaves_nothing_or_the_whole(tmp_path):
     assert len(committed) > 4
     with pytest.raises(FpformatError), open_checkpoint(tmp_path / "0" / "c"):
         pass
+
+
+@pytest.mark.clause("COM-26")
+@pytest.mark.parametrize("call", ["open", "fsync", "close"])
+def test_a_name_that_cannot_be_made_durable_is_said_to_be_committed(tmp_path, monkeypatch, call):
+    """After the rename nothing is removed, and the error says that the checkpoint stands."""
+    real_rename, real = os.rename, getattr(os, call)
+
+    def fail(*_args, **_options):
+        raise OSError(errno.EIO, "after the rename")
+
+    def rename(source, target):
+        real_rename(source, target)
+        monkeypatch.setattr(os, call, fail)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(NotDurableError, match="is committed"):
+        write_sample(tmp_path / "c")
+    monkeypatch.setattr(os, call, real)
+    assert os.listdir(tmp_path) == ["c"]
+    assert verify_checkpoint(tmp_path / "c").problems == ()
+
+
+def test_a_name_that_is_too_long_is_refused_before_writing(tmp_path):
+    with pytest.raises(SaveError, match="too long"):
+        write_sample(tmp_path / ("x" * 256))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_with_a_nul_is_refused(tmp_path):
+    with pytest.raises(PlanError, match="is no path"):
+        write_sample(tmp_path / "a\0b")
+    with pytest.raises(FormatError, match="DIR-7"):
+        open_checkpoint(tmp_path / "a\0b")

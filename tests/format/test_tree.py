@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpformat.dtypes import DTYPES
+from fpformat.dtypes import DTYPES, numpy_dtype
 from fpformat.errors import FormatError, PlanError
 from fpformat.nodes import (
     ArrayRef,
@@ -31,8 +31,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 BITS = st.binary(min_size=8, max_size=8)
 FLOATS = BITS.map(lambda raw: struct.unpack("<d", raw)[0])
 DTYPE = st.sampled_from(list(DTYPES.values()))
+NUMPY_TYPE = DTYPE.filter(lambda dtype: numpy_dtype(dtype) is not None)
 KEYS = TEXT | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.none()
-SCALARS = DTYPE.flatmap(
+SCALARS = NUMPY_TYPE.flatmap(
     lambda dtype: st.binary(min_size=dtype.nbytes, max_size=dtype.nbytes).map(
         lambda raw: NumpyScalar(dtype, raw)
     )
@@ -51,7 +52,7 @@ LEAVES = st.one_of(
     SCALARS,
     st.lists(I64, max_size=3).map(lambda dims: SizeNode(tuple(dims))),
     DTYPE.map(DtypeNode),
-    DTYPE.map(NumpyDtypeNode),
+    NUMPY_TYPE.map(NumpyDtypeNode),
     TEXT.map(DeviceNode),
 )
 

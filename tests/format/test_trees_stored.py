@@ -24,7 +24,7 @@ from fpformat.dtypes import by_name
 from fpformat.layout import plan_checkpoint
 from fpformat.manifest import check_editor
 from fpformat.model import Features
-from fpformat.nodes import TensorRef
+from fpformat.nodes import ArrayRef, FlattenedNode, OrderedNode, TensorRef
 from fpformat.tree import dump_tree
 
 F32 = by_name("F32")
@@ -99,7 +99,7 @@ def test_ranks_with_trees_of_their_own(tmp_path):
         trees = [checkpoint.tree(rank) for rank in range(4)]
         assert [tree.node["rank"] for tree in trees if tree] == [0, 1, 0, 0]
         assert checkpoint.tree_ranks() == [0, 1]
-        with pytest.raises(PlanError, match="4 ranks"):
+        with pytest.raises(PlanError, match="world size 4"):
             checkpoint.tree(4)
 
 
@@ -135,6 +135,15 @@ def test_a_path_whose_name_is_too_long(tmp_path):
     assert problems(path) == ["NAM-3"]
 
 
+@pytest.mark.clause("TRE-9")
+def test_an_array_of_a_type_that_numpy_has_not(tmp_path):
+    entry = TensorEntry(name="a", dtype=by_name("F8_E4M3"), shape=(4,))
+    sources = {(entry.key, None): BytesSource(bytes(4))}
+    tree = ObjectEntry(name="tree", kind=1, payload=dump_tree({"a": ArrayRef(0)}))
+    write_checkpoint(tmp_path / "c", plan_checkpoint([entry], [tree]), sources)
+    assert problems(tmp_path / "c") == ["TRE-9"]
+
+
 @pytest.mark.clause("FEA-2")
 def test_an_editor_needs_to_know_what_readers_may_ignore():
     manifest = Manifest(save_id=bytes(16), segments=(), created_us=0)
@@ -142,3 +151,34 @@ def test_an_editor_needs_to_know_what_readers_may_ignore():
     other = dataclasses.replace(manifest, features=Features(ro_compat=("x-kept",)))
     with pytest.raises(FormatError, match=r"x-kept.*FEA-2"):
         check_editor(other, "c")
+
+
+def test_a_view_of_64_dimensions_and_one_that_repeats(tmp_path):
+    deep = View(target=("a", None), strides=(1,) * 64, offset=1)
+    entries = [
+        tensor("a"),
+        TensorEntry(name="d", dtype=F32, shape=(2,) + (1,) * 62 + (2,), alias=deep),
+    ]
+    write_checkpoint(
+        tmp_path / "c", plan_checkpoint(entries), {(("a", None), None): BytesSource(VALUES)}
+    )
+    with open_checkpoint(tmp_path / "c") as checkpoint:
+        assert checkpoint.read_array("d").reshape(-1).tolist() == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [OrderedNode({}, {5: 1}), FlattenedNode("cls", None, {5: 1})],  # type: ignore[dict-item]
+)
+@pytest.mark.clause("TRE-5", "TRE-10")
+def test_names_of_attributes_and_parts_are_strings(node):
+    with pytest.raises(PlanError, match="no str"):
+        dump_tree(node)
+
+
+@pytest.mark.clause("TRE-10")
+def test_a_tree_that_cannot_be_read_is_not_written(tmp_path):
+    tree = ObjectEntry(name="tree", kind=1, payload=b"\xff")
+    with pytest.raises(PlanError, match="TRE-1"):
+        write_checkpoint(tmp_path / "c", plan_checkpoint([], [tree]), {})
+    assert not list(tmp_path.iterdir())

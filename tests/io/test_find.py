@@ -97,3 +97,10 @@ def test_a_file_system_that_fails_is_not_taken_for_an_empty_root(tmp_path, monke
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StorageError, match="Permission denied"):
         latest(tmp_path)
+
+
+def test_a_checkpoint_is_no_root(tmp_path):
+    path = tmp_path / "c"
+    save({}, path)
+    with pytest.raises(PlanError, match="is itself a checkpoint"):
+        latest(path)

@@ -5,7 +5,7 @@ import pytest
 from fpformat.errors import PlanError
 from fpformat.nodes import CounterNode, FlattenedNode, OrderedNode, TensorRef
 from fpformat_io.fold import Branch, fold, map_leaves
-from fpformat_io.select import select_nodes
+from fpformat_io.select import node_at, select_nodes
 
 TREE = {
     "a": {"b": 1, "bc": 2, 1: 3, False: 4},
@@ -35,7 +35,7 @@ def test_a_part(keys, expected):
     assert select_nodes(TREE, keys) == expected
 
 
-@pytest.mark.parametrize("key", ["", "a/", "a/b/c", "b", "a/1", "/a", "list/1", "~", "a~1b"])
+@pytest.mark.parametrize("key", ["", "a/", "a/b/c", "b", "a/7", "/a", "list/9", "~", "a~1b"])
 def test_a_name_that_is_not_there(key):
     with pytest.raises(PlanError, match="not in the checkpoint"):
         select_nodes(TREE, [key])
@@ -57,3 +57,20 @@ def test_a_fold_of_great_depth():
         return Branch([(("index", 0), value - 1)], lambda results: results[0] + 1)
 
     assert fold(5000, visit) == 5000
+
+
+@pytest.mark.parametrize("key", ["list/0", "list/~l0"])
+def test_a_plain_number_stands_for_a_position(key):
+    tree = {"list": ["a", "b"], "ints": {0: "c", "0": "d"}}
+    assert select_nodes(tree, [key]) == {"list": ["a", None]}
+    assert node_at(tree, key) == ("list/~l0", "a")
+
+
+def test_a_plain_number_stands_for_every_key_of_that_number():
+    tree = {"ints": {0: "c", "0": "d", 1: "e"}}
+    assert select_nodes(tree, ["ints/0"]) == {"ints": {0: "c", "0": "d"}}
+    assert select_nodes(tree, ["ints/~i0"]) == {"ints": {0: "c"}}
+    with pytest.raises(PlanError, match="names 2 parts"):
+        node_at(tree, "ints/0")
+    with pytest.raises(PlanError, match="names no parts"):
+        node_at(tree, "ints/7")

@@ -8,6 +8,7 @@ anything). A block that cannot run has a comment right before it: ``.. not run: 
 """
 
 import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -162,3 +163,14 @@ def test_a_block_whose_output_differs_is_noticed(tmp_path):
         run_console(Block("console", 1, "$ echo a\nb\n", None), tmp_path)
     with pytest.raises(AssertionError):
         run_console(Block("console", 1, "$ false\n", None), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "page"), [("fpformat", "api_fpformat"), ("fpformat_io.torch", "api_torch")]
+)
+def test_every_public_name_is_in_the_reference(module, page):
+    text = (ROOT / "docs" / "reference" / f"{page}.rst").read_text(encoding="utf-8")
+    shown = re.findall(
+        rf"^\.\. auto(?!module)\w+:: {re.escape(module)}\.(\w+)$", text, re.MULTILINE
+    )
+    assert sorted(shown) == sorted(importlib.import_module(module).__all__)

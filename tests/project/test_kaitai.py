@@ -46,7 +46,7 @@ from fpformat.tree import (
     dump_tree,
     parse_tree,
 )
-from fpformat_tools.fpspec_example import write_example
+from fpformat_tools.fpspec_example import EXAMPLES, write_example
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "build" / "kaitai"
@@ -252,11 +252,13 @@ def check_objects(parsed: Any, segment: Segment, place: str) -> int:
     return len(trees)
 
 
-@pytest.fixture(params=["example", "mixed"])
+@pytest.fixture(params=[*EXAMPLES, "mixed"])
 def checkpoint_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "checkpoint"
-    write = {"example": write_example, "mixed": write_mixed}[request.param]
-    write(path)
+    if request.param in EXAMPLES:
+        write_example(path, request.param)
+    else:
+        write_mixed(path)
     return path
 
 
@@ -294,7 +296,7 @@ def test_every_tag_is_described_and_tried() -> None:
 
 
 def test_kaitai_refuses_another_magic(segment_type: Any, tmp_path: Path) -> None:
-    write_example(tmp_path / "example")
+    write_example(tmp_path / "example", "first")
     content = bytearray((tmp_path / "example" / segment_name(0)).read_bytes())
     content[0] ^= 1
     with pytest.raises(Exception, match="not equal"):

@@ -1,4 +1,4 @@
-"""The worked example of the specification is what the plain writer makes."""
+"""The worked examples of the specification are what the plain writer makes."""
 
 import hashlib
 import json
@@ -9,25 +9,30 @@ import pytest
 
 from fpformat import open_checkpoint, verify_checkpoint
 from fpformat.checksum import combine, crc32c, mask, slow_crc32c
-from fpformat.tree import ParameterRef, TensorRef
+from fpformat.tree import ArrayRef, ParameterRef, TensorRef
 from fpformat_tools.fpspec import SPEC, example_of, parse_tables, replace_example
-from fpformat_tools.fpspec_example import pattern, render_example, write_example
+from fpformat_tools.fpspec_example import EXAMPLES, pattern, render_example, write_example
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / SPEC).read_text(encoding="utf-8")
 
 
-def test_example_in_the_text_is_regenerated() -> None:
-    assert render_example() == example_of(TEXT), "run: fpspec example --write"
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_in_the_text_is_regenerated(name: str) -> None:
+    assert render_example(name) == example_of(TEXT, name), "run: fpspec example --write"
 
 
-def test_replacing_the_example_keeps_the_rest() -> None:
-    assert replace_example(TEXT, example_of(TEXT)) == TEXT
-    assert example_of(replace_example(TEXT, "other\n")) == "other\n"
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_replacing_the_example_keeps_the_rest(name: str) -> None:
+    assert replace_example(TEXT, name, example_of(TEXT, name)) == TEXT
+    replaced = replace_example(TEXT, name, "other\n")
+    for other in EXAMPLES:
+        expected = "other\n" if other == name else example_of(TEXT, other)
+        assert example_of(replaced, other) == expected
 
 
-def test_example_is_sound_and_says_what_the_text_says(tmp_path: Path) -> None:
-    checkpoint_id = write_example(tmp_path / "example")
+def test_first_example_is_sound_and_says_what_the_text_says(tmp_path: Path) -> None:
+    checkpoint_id = write_example(tmp_path / "example", "first")
     assert not verify_checkpoint(tmp_path / "example").problems
     with open_checkpoint(tmp_path / "example") as checkpoint:
         assert checkpoint.checkpoint_id == checkpoint_id
@@ -44,9 +49,30 @@ def test_example_is_sound_and_says_what_the_text_says(tmp_path: Path) -> None:
         }
 
 
-def test_manifest_in_the_text_has_its_own_digest() -> None:
-    example = example_of(TEXT)
-    _, _, listing = example.partition("Content::")
+def test_second_example_is_sound_and_says_what_the_text_says(tmp_path: Path) -> None:
+    write_example(tmp_path / "example", "second")
+    assert not verify_checkpoint(tmp_path / "example").problems
+    with open_checkpoint(tmp_path / "example") as checkpoint:
+        assert bytes(checkpoint.read("a")) == bytes((4, 5, 6, 7, 12, 13, 14, 15))
+        assert bytes(checkpoint.read("b")) == bytes((0, 1, 4, 5, 8, 9, 12, 13))
+        assert bytes(checkpoint.read("w")) == pattern(64)
+        assert checkpoint.read_object("note") == b"resumed"
+        for rank in range(2):
+            assert bytes(checkpoint.read(("rng/~l0", rank))) == bytes((rank,)) * 8
+            tree = checkpoint.tree(rank=rank)
+            assert tree is not None
+            assert tree.node == {
+                "a": TensorRef(0),
+                "b": TensorRef(1),
+                "rng": [ArrayRef(2)],
+                "w": ParameterRef(3, True),
+                "rank": rank,
+            }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_manifest_in_the_text_has_its_own_digest(name: str) -> None:
+    _, _, listing = example_of(TEXT, name).partition("Content::")
     document = "".join(line.strip() for line in listing.splitlines())
     parsed = json.loads(document)
     content = document[len('{"checkpoint":') : -len(f',"id":"{parsed["id"]}"}}')]

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -134,24 +135,74 @@ def test_the_next_save_waits_for_the_one_before(tmp_path, gate):
         timer.join()
 
 
-def test_an_error_is_raised_when_waiting_and_poisons_what_follows(tmp_path, broken):
-    ckpt = Checkpointer(tmp_path)
-    handle = ckpt.save(1, {"w": torch.ones(3)})
-    for _ in range(2):
-        with pytest.raises(WriteError, match="No space left") as caught:
-            handle.wait_durable(60)
-    assert caught.value.error_class == "io"
-    assert isinstance(caught.value.__cause__.__cause__, OSError)
-    broken.undo()
-    for _ in range(2):
-        with pytest.raises(EngineError, match="No space left"):
-            ckpt.save(2, {"w": torch.ones(3)})
-    with pytest.raises(EngineError):
-        ckpt.close()
-    assert names(tmp_path) == []
-    with Checkpointer(tmp_path) as again:
-        again.save(2, {"w": torch.ones(3)})
+def test_an_error_is_raised_when_waiting_and_the_next_save_tries_again(tmp_path, broken):
+    with Checkpointer(tmp_path) as ckpt:
+        handle = ckpt.save(1, {"w": torch.ones(3)})
+        for _ in range(2):
+            with pytest.raises(WriteError, match="No space left") as caught:
+                handle.wait_durable(60)
+        assert caught.value.error_class == "io"
+        assert isinstance(caught.value.__cause__.__cause__, OSError)
+        assert names(tmp_path) == []
+        broken.undo()
+        ckpt.save(2, {"w": torch.ones(3)}).wait_durable(60)
     assert steps(tmp_path) == [2]
+
+
+def test_an_error_nobody_waits_for_is_raised_once_by_the_next_save(tmp_path, broken):
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"w": torch.ones(3)})
+    with pytest.raises(WriteError, match="an earlier save failed.*No space left"):
+        ckpt.save(2, {"w": torch.ones(3)})
+    broken.undo()
+    ckpt.save(3, {"w": torch.ones(3)})
+    ckpt.close()
+    ckpt.close()
+    assert steps(tmp_path) == [3]
+
+
+def test_an_interrupt_while_waiting_loses_no_save(tmp_path, gate):
+    def train():
+        with Checkpointer(tmp_path) as ckpt:
+            ckpt.save(1, {"x": 1})
+            timers = [
+                threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]),
+                threading.Timer(0.3, gate.set),
+            ]
+            for timer in timers:
+                timer.start()
+            ckpt.save(2, {"x": 2})
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert steps(tmp_path) == [1]
+
+
+def damage(path):
+    with (path / "seg-000000.fps").open("r+b") as segment:
+        segment.seek(4096)
+        segment.write(b"damage")
+
+
+def test_a_step_whose_bytes_are_damaged_is_moved_aside(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        path = ckpt.save(1, {"w": torch.ones(3)}).wait_durable(60).path
+        damage(path)
+        ckpt.save(1, {"w": torch.zeros(3)}).wait_durable(60)
+    assert not load(path)["w"].any()
+    assert [name[:19] for name in names(tmp_path)] == ["step-0000000001", "step-0000000001.bad"]
+
+
+def test_older_steps_in_a_root_of_newer_ones_are_warned_of(tmp_path, caplog):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        ckpt.save(100, {"x": 1})
+        ckpt.save(101, {"x": 1})
+    assert not caplog.text
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        ckpt.save(5, {"x": 1})
+        ckpt.save(6, {"x": 1})
+    assert caplog.text.count("newer than step 5") == 1
+    assert "newer than step 6" not in caplog.text
 
 
 def test_an_error_nobody_waits_for_is_raised_at_close(tmp_path, broken):
@@ -309,3 +360,51 @@ def test_the_last_save_before_exit_is_committed(tmp_path, how):
     found = latest(tmp_path, verify="full")
     assert found.step == 2
     assert (load(found)["w"] == 2).all()
+
+
+def test_a_relative_root_stays_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Checkpointer("run") as ckpt:
+        ckpt.save(1, {"x": 1})
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        ckpt.save(2, {"x": 2})
+    assert steps(tmp_path / "run") == [1, 2]
+    assert names(tmp_path / "elsewhere") == []
+
+
+def test_a_default_device_changes_nothing(tmp_path):
+    with torch.device("meta"), Checkpointer(tmp_path) as ckpt:
+        state = {"w": torch.arange(6.0, device="cpu").view(2, 3).t()}
+        ckpt.save(1, state).wait_durable(60)
+    assert not differences(state, load(latest(tmp_path)))
+
+
+def test_a_failing_retirement_is_logged_and_the_save_counts(tmp_path, monkeypatch, caplog):
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+
+        def fail(_):
+            raise OSError(5, "no listing")
+
+        monkeypatch.setattr(ckpt._retention, "prune", fail)
+        ckpt.save(1, {"x": 1}).wait_durable(60)
+        ckpt.save(2, {"x": 2}).wait_durable(60)
+    assert steps(tmp_path) == [1, 2]
+    assert "retiring older checkpoints failed" in caplog.text
+
+
+def test_a_link_is_never_retired(tmp_path):
+    save({"x": 0}, tmp_path / "elsewhere", step=1)
+    root = tmp_path / "run"
+    root.mkdir()
+    (root / "step-0000000001").symlink_to(tmp_path / "elsewhere")
+    with Checkpointer(root, keep=1) as ckpt:
+        ckpt.save(2, {"x": 2})
+        ckpt.save(3, {"x": 3})
+    assert names(root) == ["step-0000000001", "step-0000000003"]
+    assert load(tmp_path / "elsewhere") == {"x": 0}
+
+
+def test_metadata_that_does_not_fit_a_manifest(tmp_path):
+    with Checkpointer(tmp_path) as ckpt, pytest.raises(PlanError, match="metadata has"):
+        ckpt.save(1, {}, metadata={"a": "x" * (9 << 20)})

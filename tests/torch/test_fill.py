@@ -85,9 +85,9 @@ def change(name, value):
 
 
 DIFFERENCES = {
-    "missing": (change("extra", torch.ones(1)), "missing in the checkpoint: extra"),
-    "missing_value": (change("extra", 1), "missing in the checkpoint: extra"),
-    "unexpected": (change("step", ...), "unexpected in the checkpoint: step"),
+    "missing": (change("extra", torch.ones(1)), "missing in the checkpoint: 'extra'"),
+    "missing_value": (change("extra", 1), "missing in the checkpoint: 'extra'"),
+    "unexpected": (change("step", ...), "unexpected in the checkpoint: 'step'"),
     "shape": (change("w", torch.zeros(3, 2)), "w: shape (2, 3) in the checkpoint, (3, 2)"),
     "dtype": (change("w", torch.zeros(2, 3).double()), "w: dtype F32 in the checkpoint, F64"),
     "tensor_for_value": (change("step", torch.zeros(1)), "step: is a Tensor in the template"),
@@ -191,3 +191,86 @@ def test_a_template_that_contains_itself(path):
     target["x"] = target
     with pytest.raises(PlanError, match="contains itself"):
         load_into(path, target)
+
+
+def test_a_part_of_the_checkpoint(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    save({"model": model.state_dict(), "steps": [1, {"w": torch.ones(2)}]}, tmp_path / "c")
+    other = torch.nn.Linear(3, 2)
+    report = load_into(tmp_path / "c", other.state_dict(), key="model")
+    assert report.loaded == ("weight", "bias")
+    assert torch.equal(other.weight, model.weight)
+    target = {"w": torch.zeros(2)}
+    load_into(tmp_path / "c", target, key="steps/1")
+    assert target["w"].all()
+    with pytest.raises(PlanError, match="names no parts"):
+        load_into(tmp_path / "c", target, key="modle")
+
+
+def test_a_part_that_is_wholly_on_one_side_is_one_line(tmp_path):
+    state = {"model": {"w": torch.ones(2)}, "opt": {"a": [1, 2], "b": 3}}
+    save(state, tmp_path / "c")
+    with pytest.raises(PlanError) as caught:
+        load_into(tmp_path / "c", {"model": {"w": torch.ones(2), "v": 1}})
+    assert caught.value.problems == (
+        "missing in the checkpoint: 'model/v'",
+        "unexpected in the checkpoint: 'opt' with 3 values",
+    )
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: torch.optim.SGD(m.parameters())])
+def test_a_module_is_no_template(tmp_path, make):
+    model = torch.nn.Linear(1, 1)
+    save(model.state_dict(), tmp_path / "c")
+    with pytest.raises(PlanError, match=r"state_dict\(\)"):
+        load_into(tmp_path / "c", make(model))
+
+
+def overlapping_templates():
+    shared, line = torch.zeros(3), torch.zeros(5)
+    return {
+        "one_tensor_twice": {"a": shared, "b": shared},
+        "overlapping_slices": {"a": line[:3], "b": line[2:]},
+        "overlap_of_its_own": {"a": line.as_strided((3,), (0,)), "b": torch.zeros(3)},
+        "array_of_one_element": {
+            "a": np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (3,), (0,)),
+            "b": torch.zeros(3),
+        },
+    }
+
+
+@pytest.mark.parametrize("name", overlapping_templates())
+def test_a_template_that_cannot_hold_both_values_is_refused(tmp_path, name):
+    template = overlapping_templates()[name]
+    first = np.ones(3, "f4") if name == "array_of_one_element" else torch.ones(3)
+    save({"a": first, "b": torch.full((3,), 2.0)}, tmp_path / "c")
+    with pytest.raises(PlanError, match="memory|overlaps"):
+        load_into(tmp_path / "c", template)
+    assert not any(value.any() for value in template.values())
+
+
+def test_a_matrix_over_overlapping_rows_is_refused(tmp_path):
+    save({"a": torch.arange(9.0).view(3, 3)}, tmp_path / "c")
+    with pytest.raises(PlanError, match="overlaps itself"):
+        load_into(tmp_path / "c", {"a": torch.zeros(5).as_strided((3, 3), (1, 1))})
+
+
+def tied():
+    flat = torch.arange(12.0)
+    return {"a": flat, "b": flat, "part": flat[2:7], "x": flat.view(3, 4)[1:].t()}
+
+
+@pytest.mark.parametrize("key", [None, "deep"])
+def test_a_template_tied_as_the_checkpoint_is_filled(tmp_path, key):
+    save(tied() if key is None else {"deep": tied(), "other": 1}, tmp_path / "c")
+    template = tied()
+    template["a"].zero_()
+    load_into(tmp_path / "c", template, key=key)
+    assert not differences(tied(), template)
+
+
+def test_a_tied_template_takes_equal_copies(tmp_path):
+    save({"a": torch.ones(3), "b": torch.ones(3)}, tmp_path / "c")
+    weight = torch.zeros(3)
+    load_into(tmp_path / "c", {"a": weight, "b": weight})
+    assert weight.all()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fpformat.errors import PlanError
-from fpformat_io.torch import Checkpointer, save
+from fpformat_io.torch import Checkpointer, load, save
 
 pytestmark = pytest.mark.clause("TRE-10")
 
@@ -174,3 +174,24 @@ def test_an_existing_path(tmp_path):
     with pytest.raises(PlanError, match="exists"):
         save({"a": 1}, tmp_path / "c")
     assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_an_attribute_with_a_name_that_is_no_str(tmp_path):
+    ordered = OrderedDict(a=1)
+    ordered.__dict__[5] = 3
+    with pytest.raises(PlanError, match="is no str"):
+        save({"o": ordered}, tmp_path / "c")
+
+
+@pytest.mark.parametrize("device", [None, "nonsense", "cuda:99", 3.5])
+def test_a_device_that_is_not_there(tmp_path, device):
+    save({}, tmp_path / "c")
+    with pytest.raises(PlanError, match="device="):
+        load(tmp_path / "c", device=device)
+
+
+@pytest.mark.parametrize("rank", ["0", 1, -1, None, True])
+def test_a_rank_that_is_none(tmp_path, rank):
+    save({}, tmp_path / "c")
+    with pytest.raises(PlanError, match="rank="):
+        load(tmp_path / "c", rank=rank)
