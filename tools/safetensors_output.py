@@ -17,7 +17,7 @@ from typing import Final
 from fpformat_tools.errors import TargetError
 from fpformat_tools.flat_names import flat_tensors
 from fpformat_tools.fpformat_output import Written
-from fpformat_tools.gather import source_of
+from fpformat_tools.gather import check_size, source_of
 from fpformat_tools.output import OutputFile, check_space, new_directory, new_file, refuse_existing
 from fpformat_tools.progress import Progress
 from fpformat_tools.ranges import steps
@@ -174,6 +174,8 @@ def _write_file(output: OutputFile, state: State, plan: FilePlan, progress: Prog
 def _prepare(state: State) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
     tensors = flat_tensors(state)
     _check_dtypes(tensors, state.where)
+    for tensor in tensors.values():
+        check_size(state, tensor)
     metadata = {key: text for key, text in state.user.items() if not is_reserved(key)}
     if len(metadata) < len(state.user):
         names = listed(key for key in state.user if is_reserved(key))

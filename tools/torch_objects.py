@@ -264,6 +264,8 @@ class ObjectReader:
             if any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in given):
                 raise Unrepresentable("an ordered dictionary built in an unknown way")
             pairs = [tuple(pair) for pair in given] + pairs
+        # Two dictionaries, and the node that holds them.
+        self._count(0, memory_nbytes=2 * _CONTAINER_NBYTES)
         attributes: dict[Key, Node] = {}
         for state in built.states:
             if not isinstance(state, dict):
