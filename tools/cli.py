@@ -1,15 +1,22 @@
-"""What the commands have in common: exit codes, errors on one line, interrupts."""
+"""What the commands have in common: exit codes, errors on one line, interrupts, readers that leave.
 
+Whoever reads the output may leave before its end, as ``head`` does. A command then says nothing of
+it, and its exit code stays that of what it did.
+"""
+
+import argparse
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
+import fpformat
 from fpformat.errors import FpformatError
+from fpformat.limits import VERSION
 from fpformat_tools.errors import UsageError
 
 OK: Final = 0
@@ -21,9 +28,44 @@ TERMINATED: Final = 143
 SHOWN_LINES: Final = 50
 
 
+def _hush(stream: TextIO) -> None:
+    """Send the rest of a stream nowhere; the interpreter must not complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Write lines to a stream, to standard output by default, while somebody reads them."""
+    stream = stream or sys.stdout
+    try:
+        for line in lines:
+            print(line, file=stream)
+        stream.flush()
+    except BrokenPipeError:
+        _hush(stream)
+
+
 def say(command: str, text: str) -> None:
     """Write a line of talk to standard error."""
-    print(f"{command}: {text}", file=sys.stderr)
+    show([f"{command}: {text}"], sys.stderr)
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments of a command line; ``--version`` is known to every command.
+
+    Args:
+        parser: The parser of the command.
+        argv: Arguments without the program's name; those of the process by default.
+
+    Raises:
+        SystemExit: With the exit code, when help was asked for or the usage is wrong.
+    """
+    version = f"%(prog)s {fpformat.__version__} (format {VERSION[0]}.{VERSION[1]})"
+    parser.add_argument("--version", action="version", version=version)
+    try:
+        return parser.parse_args(argv)
+    except SystemExit:
+        show([])
+        raise
 
 
 def _short(text: str) -> str:
@@ -37,7 +79,7 @@ def _short(text: str) -> str:
 
 def dump_json(document: Any) -> None:
     """Write a document to standard output."""
-    print(json.dumps(document, ensure_ascii=True, indent=2))
+    show([json.dumps(document, ensure_ascii=True, indent=2)])
 
 
 def error_document(error: Exception) -> dict[str, Any]:
@@ -89,8 +131,7 @@ def run(command: str, body: Callable[[], int], *, report: Callable[[Any], None] 
         return USAGE
     except (FpformatError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
-            # Whoever read the output has enough; the interpreter must not complain at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _hush(sys.stdout)
             return OK
         say(command, _short(str(error)) or "out of memory")
         if report is not None:

@@ -1,7 +1,7 @@
 """Conversion of a checkpoint: what goes in, what comes out, what is refused on the way."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from fpformat.names import Path as StatePath
-from fpformat.nodes import ArrayRef, Node, children_of, walk_tensors
+from fpformat.nodes import ArrayRef, Node, NumpyScalar, children_of, walk_leaves, walk_tensors
 from fpformat_tools import safetensors_input, safetensors_output
 from fpformat_tools.detect import Kind, find_source
 from fpformat_tools.errors import SourceError, TargetError, UsageError
@@ -19,11 +19,11 @@ from fpformat_tools.fpformat_output import Written, write_fpformat
 from fpformat_tools.output import refuse_existing
 from fpformat_tools.progress import Progress
 from fpformat_tools.state import State
-from fpformat_tools.text import path_text
+from fpformat_tools.text import count_text, path_text, verb_text
 from fpformat_tools.torch_file import open_legacy, open_zip
 from fpformat_tools.torch_output import write_torch
 from fpformat_tools.torch_pickle import reason_to_refuse
-from fpformat_tools.trees import prune, select
+from fpformat_tools.trees import numpy_as_plain, prune, select
 
 Format = Literal["fpformat", "safetensors", "torch"]
 FORMATS: Final[tuple[Format, ...]] = ("fpformat", "safetensors", "torch")
@@ -50,7 +50,20 @@ _OPENERS: Final[dict[Kind, Callable[[Path, ExitStack], State]]] = {
     "torch_zip": open_zip,
     "torch_legacy": open_legacy,
 }
+# Values of numpy in the way of an output that would not be, were they made plain.
+_NUMPY: Final[dict[Format, tuple[type, ...]]] = {
+    "fpformat": (),
+    "safetensors": (ArrayRef,),
+    "torch": (ArrayRef, NumpyScalar),
+}
 DEFAULT_SHARD_NBYTES: Final = 5_000_000_000
+
+
+class Numpy(Enum):
+    """What to do with arrays and scalars of numpy."""
+
+    KEEP = "keep"
+    CONVERT = "convert"
 
 
 class Unsupported(Enum):
@@ -76,6 +89,7 @@ class Request:
     key: str | None = None
     max_shard_nbytes: int | None = None
     unsupported: Unsupported = Unsupported.REFUSE
+    numpy: Numpy = Numpy.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +99,7 @@ class Report:
     Attributes:
         data_nbytes: Logical bytes of all tensors.
         skipped: What was left out because the request allowed it.
-        left_out: Keys of the input that ``--key`` left out.
+        left_out: Names of the input that ``--key`` left out.
     """
 
     kind: Kind
@@ -103,14 +117,14 @@ ShowProgress = Callable[[int], AbstractContextManager[Progress]]
 """Takes the number of bytes to come; gives what to call with each number of bytes moved."""
 
 
-def target_format(request: Request, kind: Kind) -> Format:
-    """Return the format of the output.
+def target_format(request: Request) -> Format:
+    """Return the format of the output; a name without an ending is a checkpoint of fpformat.
 
     Raises:
         UsageError: Neither asked for nor told by the ending.
     """
     known = request.to or ENDINGS.get(request.target.suffix.lower())
-    if known is None and not request.target.suffix and kind != "fpformat":
+    if known is None and not request.target.suffix:
         known = "fpformat"
     if known is None:
         choices = ", ".join(FORMATS)
@@ -122,20 +136,42 @@ def target_format(request: Request, kind: Kind) -> Format:
     return known
 
 
-def _lines(problems: Iterable[tuple[StatePath, str]]) -> list[str]:
-    return [f"{path_text(path)}: {reason}" if path else reason for path, reason in problems]
+Problems = list[tuple[StatePath, str]]
 
 
-def _refuse_or_skip(state: State, request: Request, path: StatePath) -> list[str]:
+def _lines(problems: Problems) -> list[str]:
+    return [f"{path_text(path)}: {reason}" for path, reason in problems]
+
+
+def _skipped(problems: Problems, to: Format) -> list[str]:
+    """Return the lines of what was left out; in a list or a tuple None stands in its place."""
+    lines = _lines(problems)
+    if to == "safetensors":
+        return lines
+    return [
+        f"{line}; None stands in its place" if path and path[-1][0] == "index" else line
+        for line, (path, _) in zip(lines, problems, strict=True)
+    ]
+
+
+def _them(number: int) -> str:
+    return verb_text(number, "it", "them")
+
+
+def _refuse_or_skip(state: State, to: Format, request: Request, path: StatePath) -> list[str]:
     """Return what of the input was left out; refuse it unless that was allowed."""
-    lines = _lines(
-        (place, why) for place, why in state.problems if not place or place[: len(path)] == path
-    )
-    if lines and request.unsupported is Unsupported.REFUSE:
-        detail = f"{len(lines):,} of its values have no form in fpformat and are never executed"
-        hint = "--skip-unsupported leaves them out"
-        raise SourceError("unsupported", state.where, f"{detail}; {hint}", lines)
-    return lines
+    problems = [(place, why) for place, why in state.problems if place[: len(path)] == path]
+    number = len(problems) + len(state.beside)
+    if number and request.unsupported is Unsupported.REFUSE:
+        if problems:
+            have, are = verb_text(number, "has", "have"), verb_text(number, "is", "are")
+            text = f"{count_text(number, 'value')} {have} no form in fpformat and {are} never run"
+        else:
+            text = f"only one state can be converted, {count_text(number, 'part')} would be lost"
+        hint = f"--skip-unsupported leaves {_them(number)} out"
+        lines = [*_lines(problems), *state.beside]
+        raise SourceError("unsupported", state.where, f"{text}; {hint}", lines)
+    return [*_skipped(problems, to), *state.beside]
 
 
 def _fit(state: State, to: Format, request: Request) -> list[str]:
@@ -144,21 +180,26 @@ def _fit(state: State, to: Format, request: Request) -> list[str]:
     spec: CNV-2, CNV-20, CNV-25
     """
     lines: list[str] = []
+    skipped: list[str] = []
+    has_numpy = any(isinstance(leaf, _NUMPY[to]) for _, leaf in walk_leaves(state.node))
     if to == "safetensors":
         others = others_of(state)
-        lines = others.values
+        lines = skipped = others.values
         if others.attributes:
             text = "attributes of ordered dictionaries are not kept in safetensors"
             state.warnings.append(f"{state.where}: {text}: {', '.join(others.attributes)}")
     elif to == "torch":
         state.node, problems = prune(state.node, reason_to_refuse)
-        lines = _lines(problems)
+        lines, skipped = _lines(problems), _skipped(problems, to)
     if lines and request.unsupported is Unsupported.REFUSE:
+        number = len(lines)
         what = "tensors only" if to == "safetensors" else "what weights_only accepts"
-        detail = f"{to} holds {what}; {len(lines):,} other values are in the way"
-        hint = "--key selects a part, --skip-unsupported leaves them out"
-        raise TargetError("unsupported", state.where, f"{detail}; {hint}", lines)
-    return lines
+        others_text = f"{count_text(number, 'other value')} {verb_text(number, 'is', 'are')}"
+        hint = "--numpy-to-tensor makes tensors of numpy arrays, " if has_numpy else ""
+        hint += f"--key selects a part, --skip-unsupported leaves {_them(number)} out"
+        detail = f"{to} holds {what}; {others_text} in the way; {hint}"
+        raise TargetError("unsupported", state.where, detail, lines)
+    return skipped
 
 
 def _write(state: State, to: Format, request: Request, progress: Progress) -> Written:
@@ -183,7 +224,7 @@ def _select(state: State, request: Request) -> tuple[StatePath, tuple[str, ...]]
 
 
 def left_of(node: Node, path: StatePath) -> tuple[str, ...]:
-    """Return the keys that lie beside a path, level by level."""
+    """Return the names of what lies beside a path, level by level."""
     beside: list[str] = []
     for depth, element in enumerate(path):
         children = children_of(node) or ()
@@ -205,11 +246,13 @@ def convert(request: Request, *, show_progress: ShowProgress) -> Report:
     begin = time.perf_counter()
     refuse_existing(request.target)
     kind, place = find_source(request.source)
-    to = target_format(request, kind)
+    to = target_format(request)
     with ExitStack() as stack:
         state = _OPENERS[kind](place, stack)
         path, left_out = _select(state, request)
-        skipped = _refuse_or_skip(state, request, path)
+        if request.numpy is Numpy.CONVERT:
+            state.node = numpy_as_plain(state.node)
+        skipped = _refuse_or_skip(state, to, request, path)
         skipped += _fit(state, to, request)
         tensors = [
             state.tensors[ref.index]

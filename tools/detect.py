@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from fpformat.limits import MAGIC
 from fpformat.names import MANIFEST_NAME
+from fpformat_tools.directories import hint_of
 from fpformat_tools.errors import SourceError
 from fpformat_tools.ranges import Input
 from fpformat_tools.text import count_text, listed
@@ -162,7 +163,8 @@ def find_source(path: Path) -> tuple[Kind, Path]:
     if candidates:
         detail = f"has no index and several models, name one of them: {listed(candidates)}"
         raise SourceError("invalid", str(path), detail)
-    detail = "holds no manifest.json, no index and no model"
+    hint = hint_of(path)
+    detail = f"holds no manifest.json, no index and no model{f'; {hint}' if hint else ''}"
     raise SourceError("not_fpformat", str(path), detail)
 
 

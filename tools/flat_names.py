@@ -6,6 +6,7 @@ A flat state keeps its names untouched, whatever they hold. A lone tensor is cal
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from fpformat.names import Path
 from fpformat.nodes import Node, ParameterRef, TensorRef, children_of, walk_leaves
@@ -14,7 +15,9 @@ from fpformat_tools.safetensors_header import METADATA_NAME
 from fpformat_tools.state import State, Tensor
 from fpformat_tools.text import count_text, kind_text, path_text, shown
 
-LONE_NAME = "tensor"
+LONE_NAME: Final = "tensor"
+# Torch writes this attribute at every module's state and does without it.
+_MODULE_VERSIONS: Final = ("attr", "_metadata")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class Others:
 
     Attributes:
         values: Values and containers of values; tensors lie in none of them.
-        attributes: Attributes of ordered dictionaries, such as torch's module versions.
+        attributes: Attributes of ordered dictionaries, but not torch's versions of modules.
     """
 
     values: list[str] = field(default_factory=list)
@@ -42,6 +45,8 @@ def others_of(state: State) -> Others:
     """
     others = Others()
     for path, node in _outermost(state.node, ()):
+        if path and path[-1] == _MODULE_VERSIONS:
+            continue
         if path and path[-1][0] == "attr":
             others.attributes.append(path_text(path))
         else:

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fpformat_tools.cli import OK, SHOWN_LINES, dump_json, run, say
-from fpformat_tools.convert import FORMATS, KIND_TEXT, Report, Request, Unsupported, convert
+from fpformat_tools.cli import OK, SHOWN_LINES, dump_json, parse, run, say, show
+from fpformat_tools.convert import (
+    FORMATS,
+    KIND_TEXT,
+    Numpy,
+    Report,
+    Request,
+    Unsupported,
+    convert,
+)
 from fpformat_tools.progress import Progress, bar, silent
-from fpformat_tools.text import count_text, nbytes_text
+from fpformat_tools.text import count_text, nbytes_text, shown
 
 COMMAND = "fpconvert"
 _EPILOG = """\
@@ -19,7 +27,7 @@ inputs, told apart by content:
   a file of torch.save (zip or legacy, never executed); a checkpoint of fpformat
 
 outputs, by --to or the ending of DST:
-  fpformat     a directory (no ending, .fpformat)
+  fpformat     a directory (no ending, .fpformat, .fp)
   safetensors  one file (.safetensors), or with --to a directory as on the Hub
   torch        a file for torch.load(weights_only=True) (.pt .pth .bin .ckpt)
 
@@ -28,16 +36,23 @@ examples:
   fpconvert llama/ step-0 --to fpformat
   fpconvert trainer.ckpt weights.safetensors --key state_dict
   fpconvert step-0000001000 hub/ --to safetensors --max-shard-size 2GB
+  fpconvert step-0000001000 layer.pt --key model/layers/0
   fpconvert old.pt new --skip-unsupported
+
+K of --key is a name in the notation of the format: elements joined by /, as fpinspect shows them
+(optimizer/state/~i0/exp_avg); a plain number also means an int key or a position.
 
 rules:
   DST appears whole or not at all, and nothing is ever overwritten.
   safetensors holds tensors only: nested names are joined with dots, tied tensors are written
   at every name and recorded in __metadata__ (fpformat.aliases), so that they come back tied.
+  __metadata__ gets "format": "pt" unless it has a format, since transformers refuses it without;
+  what comes from a torch file always has one, a file without any metadata stays without.
   __metadata__: null is taken for none; values that are no strings are errors.
 
 exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted
 """
+_LEFT_OUT_LIMIT = 5
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -45,8 +60,8 @@ _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 def parse_nbytes(text: str) -> int:
     """Return the bytes that text such as ``5GB``, ``500MB`` or ``2GiB`` means."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip(), re.I)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 5GB")
+    if not found or len(text) > 100:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no size such as 5GB")
     unit = (found.group(2) or "").lower()
     nbytes = int(float(found.group(1)) * {**_UNITS, **_BINARY}[unit])
     if nbytes < 1:
@@ -65,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="SRC", type=Path, help="file or directory to read")
     parser.add_argument("target", metavar="DST", type=Path, help="what to create")
     parser.add_argument("--to", choices=FORMATS, help="format of DST")
-    parser.add_argument("--key", metavar="K", help="convert only this part, such as state_dict")
+    parser.add_argument("--key", metavar="K", help="convert only this part, such as model")
     parser.add_argument(
         "--max-shard-size",
         metavar="SIZE",
@@ -75,6 +90,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--skip-unsupported", action="store_true", help="leave out, and list, what has no form"
     )
+    parser.add_argument(
+        "--numpy-to-tensor",
+        action="store_true",
+        help="make tensors of numpy arrays, and plain numbers of numpy scalars",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     return parser
@@ -83,10 +103,11 @@ def parser() -> argparse.ArgumentParser:
 def summary(report: Report, request: Request) -> str:
     """Return the line that tells what was done."""
     rate = nbytes_text(int(report.data_nbytes / max(report.seconds, 1e-9)))
+    speed = f" ({rate}/s)" if report.data_nbytes else ""
     tensors = f"{count_text(report.tensor_count, 'tensor')}, {nbytes_text(report.data_nbytes)}"
     place = f"{request.target}: {tensors} from {KIND_TEXT[report.kind]} to {report.to}"
     name = f", id {report.written.checkpoint_id}" if report.written.checkpoint_id else ""
-    return f"{place} in {report.seconds:.2f} s ({rate}/s){name}"
+    return f"{place} in {report.seconds:.2f} s{speed}{name}"
 
 
 def document(report: Report, request: Request) -> dict[str, object]:
@@ -115,7 +136,10 @@ def _tell(report: Report) -> None:
     if len(report.skipped) > SHOWN_LINES:
         say(COMMAND, f"skipped: and {len(report.skipped) - SHOWN_LINES:,} more")
     if report.left_out:
-        say(COMMAND, f"left out by --key: {', '.join(report.left_out)}")
+        names = report.left_out[:_LEFT_OUT_LIMIT]
+        rest = len(report.left_out) - len(names)
+        more = f" and {rest:,} more" if rest else ""
+        say(COMMAND, f"left out by --key: {', '.join(names)}{more}")
 
 
 def _convert(arguments: argparse.Namespace) -> int:
@@ -126,6 +150,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         key=arguments.key,
         max_shard_nbytes=arguments.max_shard_size,
         unsupported=Unsupported.SKIP if arguments.skip_unsupported else Unsupported.REFUSE,
+        numpy=Numpy.CONVERT if arguments.numpy_to_tensor else Numpy.KEEP,
     )
 
     def show_progress(nbytes: int) -> AbstractContextManager[Progress]:
@@ -139,7 +164,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     else:
         _tell(report)
         if not arguments.quiet:
-            print(summary(report, request))
+            show([summary(report, request)])
     return OK
 
 
@@ -152,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = parser().parse_args(argv)
+    arguments = parse(parser(), argv)
     report = dump_json if arguments.json else None
     return run(COMMAND, lambda: _convert(arguments), report=report)
 

@@ -95,7 +95,7 @@ class _Collector:
 
 
 def open_fpformat(path: Path, stack: ExitStack) -> State:
-    """Return the state of a checkpoint; what belongs to no single state is a problem.
+    """Return the state of a checkpoint; what lies beside it is named.
 
     Args:
         path: The checkpoint's directory.
@@ -125,7 +125,7 @@ def open_fpformat(path: Path, stack: ExitStack) -> State:
         storages=collector.storages,
         user=dict(manifest.user),
         step=manifest.step,
-        problems=[((), what) for what in _left_over(checkpoint)],
+        beside=_beside(checkpoint),
     )
 
 
@@ -147,7 +147,7 @@ def _referenced(tree: StateTree, collector: _Collector) -> Any:
     return renumber(tree.node, number)
 
 
-def _left_over(checkpoint: Checkpoint) -> tuple[str, ...]:
+def _beside(checkpoint: Checkpoint) -> tuple[str, ...]:
     others = [rank for rank in checkpoint.tree_ranks() if rank > 0]
     trees = [f"the separate state of rank {rank}" for rank in others]
     named = [f"object {shown(name)}" for name, _ in checkpoint.objects() if name != "tree"]

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fpformat.errors import FormatError
 from fpformat.model import TensorKey, View
-from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef
+from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
 from fpformat.reader import Checkpoint, StateTree, open_checkpoint
-from fpformat_tools.cli import OK, dump_json, run
-from fpformat_tools.errors import SourceError, UsageError
+from fpformat_tools.cli import OK, dump_json, parse, run, show
+from fpformat_tools.directories import with_hint
+from fpformat_tools.errors import SourceError
 from fpformat_tools.inspection import (
     SegmentShare,
     Totals,
@@ -19,27 +21,43 @@ from fpformat_tools.inspection import (
     entry_document,
     extents_of,
 )
-from fpformat_tools.text import count_text, nbytes_text, plain, shape_text, shown
-from fpformat_tools.tree_text import UNFOLDED, Folding, TreeDrawing
-from fpformat_tools.trees import select
+from fpformat_tools.lookup import find, unknown_text
+from fpformat_tools.text import (
+    count_text,
+    nbytes_text,
+    path_text,
+    plain,
+    shape_text,
+    shown,
+)
+from fpformat_tools.tree_text import (
+    UNFOLDED,
+    Folding,
+    TreeDrawing,
+    element_label,
+    key_label,
+    leaf_text,
+)
 
 COMMAND = "fpinspect"
 _EPILOG = """\
 examples:
   fpinspect step-0000001000
   fpinspect step-0000001000 --tree | less
-  fpinspect step-0000001000 model.embed.weight optimizer.state
+  fpinspect step-0000001000 model/embed.weight optimizer/state/0/step
   fpinspect step-0000001000 --layout
   fpinspect step-0000001000 --json | jq .tensors
 
-A NAME is a tensor as the tables call it, or keys joined by dots: a tensor or a part of the state.
+NAME is a tensor, a value or a part of the state: elements joined by /, as the tree shows them
+(optimizer/state/~i0/exp_avg); a plain number also means an int key or a position.
 Opening checks everything but the data; fpverify checks the data too.
 
-exit codes: 0 shown, 1 no sound checkpoint, 2 wrong usage
+exit codes: 0 shown, 1 no sound checkpoint or an unknown NAME, 2 wrong usage
 """
 _LABEL_WIDTH = 12
 _BAR_WIDTH = 60
 _LAYOUT_ROWS = 40
+_TEXT_LIMIT = 10_000
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +69,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", help="directory of the checkpoint")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="show these tensors or parts")
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", default=(), help="show only these parts"
+    )
     parser.add_argument("--tree", action="store_true", help="the whole state, nothing folded")
     parser.add_argument("--layout", action="store_true", help="where each extent lies")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
@@ -115,6 +135,7 @@ class _Lookup:
         self._checkpoint = checkpoint
         self._keys = tree.keys
         self._nbytes = totals.logical_nbytes
+        self._has_tree = bool(checkpoint.tree_ranks())
 
     def drawing(self, folding: Folding) -> TreeDrawing:
         """Return what draws trees of these references."""
@@ -124,6 +145,7 @@ class _Lookup:
             nbytes=lambda ref: self._nbytes[self._keys[ref.index]],
             ascii=not encoding.startswith("utf"),
             folding=folding,
+            label=element_label if self._has_tree else key_label,
         )
 
     def key(self, ref: Reference) -> TensorKey:
@@ -175,26 +197,56 @@ def _bar(share: SegmentShare, align: int) -> str:
     return f"[{text}]  H header, # data, . padding, i index, F footer"
 
 
-def _find(checkpoint: Checkpoint, totals: Totals, name: str) -> Iterator[str]:
-    """Yield the lines of one tensor or part of the state."""
-    keys = [key for key in totals.logical_nbytes if key[0] == name]
-    if keys:
-        for key in keys:
-            yield from _tensor(checkpoint, key, totals)
-        return
-    for title, tree in _trees(checkpoint):
-        try:
-            node, _ = select(tree.node, name)
-        except UsageError:
+def _find(checkpoint: Checkpoint, totals: Totals, names: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of tensors, parts and values of the state, each wherever it is found.
+
+    Raises:
+        SourceError: Names that are nowhere, all of them, after the lines of the others.
+    """
+    trees = list(_trees(checkpoint))
+    unknown = []
+    gap: list[str] = []
+    for name in names:
+        lines = list(_matches(checkpoint, totals, trees, name))
+        if not lines:
+            unknown.append(unknown_text([tree.node for _, tree in trees], name))
+            continue
+        yield from gap
+        yield from lines
+        gap = [""]
+    if len(unknown) == 1:
+        raise SourceError("invalid", checkpoint.path, unknown[0])
+    if unknown:
+        detail = f"{len(unknown):,} names are not in it"
+        raise SourceError("invalid", checkpoint.path, detail, unknown)
+
+
+def _matches(
+    checkpoint: Checkpoint, totals: Totals, trees: Sequence[tuple[str, StateTree]], name: str
+) -> Iterator[str]:
+    """Yield the lines of everything that a name means, in the tables and in each tree."""
+    keys = dict.fromkeys(key for key in totals.logical_nbytes if key[0] == name)
+    others: dict[tuple[str, ...], list[str]] = {}
+    for title, tree in trees:
+        found = find(tree.node, name)
+        if found is None:
             continue
         lookup = _Lookup(checkpoint, tree, totals)
+        path, node = found
         if isinstance(node, TensorRef | ParameterRef | ArrayRef):
-            yield from _tensor(checkpoint, lookup.key(node), totals)
+            keys[lookup.key(node)] = None
         else:
-            label = plain(name) if title == "state" else f"{plain(name)} in {title}"
-            yield from lookup.drawing(UNFOLDED).draw(node, label)
-        return
-    raise SourceError("invalid", checkpoint.path, f"has no tensor and no part {shown(name)}")
+            lines: tuple[str, ...] = tuple(lookup.drawing(UNFOLDED).draw(node, path_text(path)))
+            if children_of(node) is None:
+                lines = (f"{path_text(path)}: {leaf_text(node, limit=_TEXT_LIMIT)}",)
+            others.setdefault(lines, []).append(title)
+    for key in keys:
+        yield from _tensor(checkpoint, key, totals)
+    for lines, titles in others.items():
+        # What is the same on every rank is shown once, without saying so.
+        if len(titles) < len(trees):
+            yield f"in {', '.join(titles)}:"
+        yield from lines
 
 
 def _tensor(checkpoint: Checkpoint, key: TensorKey, totals: Totals) -> Iterator[str]:
@@ -263,9 +315,7 @@ def document(checkpoint: Checkpoint, totals: Totals) -> dict[str, Any]:
 def _lines(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Iterator[str]:
     totals = count(checkpoint)
     if arguments.names:
-        for position, name in enumerate(arguments.names):
-            yield from [""] if position else []
-            yield from _find(checkpoint, totals, name)
+        yield from _find(checkpoint, totals, arguments.names)
         return
     yield from summary(checkpoint, totals)
     if arguments.layout:
@@ -280,13 +330,17 @@ def _lines(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Iterator[st
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    with open_checkpoint(arguments.path) as checkpoint:
+    try:
+        checkpoint = open_checkpoint(arguments.path)
+    except FormatError as error:
+        raise with_hint(error, arguments.path) from error
+    with checkpoint:
         if arguments.json:
             dump_json(document(checkpoint, count(checkpoint)))
             return OK
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        for line in _lines(checkpoint, arguments):
-            print(line if not width or len(line) <= width else f"{line[: width - 1]}>")
+        lines = _lines(checkpoint, arguments)
+        show(line if not width or len(line) <= width else f"{line[: width - 1]}>" for line in lines)
     return OK
 
 
@@ -299,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = parser().parse_args(argv)
+    arguments = parse(parser(), argv)
     report = dump_json if arguments.json else None
     return run(COMMAND, lambda: _inspect(arguments), report=report)
 

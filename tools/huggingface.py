@@ -18,7 +18,7 @@ from fpformat_tools.errors import SourceError
 from fpformat_tools.ranges import Input
 from fpformat_tools.safetensors_file import SafetensorsFile, open_safetensors
 from fpformat_tools.safetensors_header import HeaderEntry
-from fpformat_tools.text import listed, shown
+from fpformat_tools.text import count_text, listed, shown, verb_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,8 @@ def _escapes(root: Path, value: str) -> str | None:
     """
     if not value:
         return "is empty"
+    if any(0xD800 <= ord(character) < 0xE000 for character in value):
+        return "has a lone surrogate"
     if "\0" in value or "\\" in value:
         return "has a NUL or a backslash"
     if value.startswith("/"):
@@ -100,9 +102,9 @@ def _check_paths(index: Path, placed: dict[str, str]) -> None:
     if missing:
         gone = set(missing)
         lost = sum(value in gone for value in placed.values())
-        detail = (
-            f"incomplete: missing {listed(missing)}, which hold {lost:,} of {len(placed):,} tensors"
-        )
+        hold = verb_text(len(missing), "holds", "hold")
+        lost_text = f"{lost:,} of {count_text(len(placed), 'tensor')}"
+        detail = f"incomplete: missing {listed(missing)}, which {hold} {lost_text}"
         raise SourceError("incomplete", str(index), detail)
 
 

@@ -1,7 +1,30 @@
 """What a pickle yields when nothing in it is executed: inert records beside Python's own values."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fpformat_tools.text import shown
+
+# What a pickle names when it is meant to do harm. Nothing is ever called, so that this list only
+# decides how loud the refusal is.
+_DANGEROUS_MODULES: Final = frozenset(
+    {
+        *("asyncio", "bdb", "cffi", "code", "codeop", "commands", "ctypes", "http", "importlib"),
+        *("marshal", "multiprocessing", "nt", "os", "pdb", "pip", "pkgutil", "popen2", "posix"),
+        *("profile", "pty", "runpy", "shutil", "smtplib", "socket", "ssl", "subprocess", "sys"),
+        *("tempfile", "threading", "timeit", "trace", "urllib", "urllib2", "webbrowser"),
+        *("_posixsubprocess", "_pickle", "cPickle", "cProfile", "dill", "cloudpickle", "pickle"),
+    }
+)
+_SHOWN_NAME_LIMIT: Final = 200
+_BUILTINS: Final = ("__builtin__", "builtins")
+_DANGEROUS_BUILTINS: Final = frozenset(
+    {
+        *("__import__", "apply", "breakpoint", "compile", "delattr", "eval", "exec", "execfile"),
+        *("file", "getattr", "globals", "input", "locals", "open", "setattr", "vars"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +35,16 @@ class Global:
     name: str
 
     def __str__(self) -> str:
-        """Return the dotted name."""
-        return f"{self.module}.{self.name}"
+        """Return the dotted name, on one line and cut if long."""
+        text = f"{self.module}.{self.name}"
+        return text if len(text) <= _SHOWN_NAME_LIMIT and text.isprintable() else shown(text)
+
+
+def runs_code(named: Global) -> bool:
+    """Whether a name is one of those by which pickles run what their authors want."""
+    if named.module in _BUILTINS:
+        return named.name.partition(".")[0] in _DANGEROUS_BUILTINS
+    return named.module.partition(".")[0] in _DANGEROUS_MODULES
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +53,7 @@ class Built:
 
     Attributes:
         function: What is called: a `Global` in every sound pickle.
-        arguments: The positional arguments; None when they are no tuple.
+        arguments: The positional arguments.
         states: Each value that the object would be told to take as its state.
         members: What would be appended to it.
         pairs: What would be set in it by key.
@@ -30,14 +61,25 @@ class Built:
 
     function: Any
     arguments: tuple[Any, ...]
-    states: list[Any] = field(default_factory=list)
-    members: list[Any] = field(default_factory=list)
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    states: Sequence[Any] = ()
+    members: Sequence[Any] = ()
+    pairs: Sequence[tuple[Any, Any]] = ()
+
+    def add_state(self, state: Any) -> None:
+        """Record a state; lists are made only where there is something to hold."""
+        self.states = grown(self.states, (state,))
 
     @property
     def caller(self) -> str:
         """The dotted name of what is called."""
         return str(self.function) if isinstance(self.function, Global) else "a computed function"
+
+
+def grown(held: Sequence[Any], values: Iterable[Any]) -> list[Any]:
+    """Return a list of what was held and more; the same list, if it was one."""
+    grown = held if isinstance(held, list) else list(held)
+    grown.extend(values)
+    return grown
 
 
 @dataclass(slots=True, eq=False)

@@ -46,6 +46,8 @@ class Input:
         Raises:
             SourceError: Class corrupt past the end; class io when reading fails.
         """
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise self._ends(offset, nbytes)
         parts: list[bytes] = []
         left = nbytes
         while left:
@@ -55,11 +57,14 @@ class Input:
                 place = f"reading {nbytes:,} bytes at {offset:,}: {error.strerror}"
                 raise SourceError("io", str(self.path), place) from error
             if not part:
-                found = f"ends inside the {nbytes:,} bytes at {offset:,}"
-                raise SourceError("corrupt", str(self.path), f"truncated: {found}")
+                raise self._ends(offset, nbytes)
             parts.append(part)
             left -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _ends(self, offset: int, nbytes: int) -> SourceError:
+        found = f"ends inside the {nbytes:,} bytes at {offset:,}"
+        return SourceError("corrupt", str(self.path), f"truncated: {found}")
 
     def head(self, nbytes: int) -> bytes:
         """Return the first `nbytes` bytes, fewer where the input is shorter."""

@@ -2,29 +2,42 @@
 
 It is a stack machine over a bounded stream. Python's own values come out as themselves; a name to
 import, a call, a persistent reference come out as the inert records of `pickle_values`, for the
-caller to know or to refuse. Each opcode costs at least one byte of input and makes at most one
-value, so memory is bounded by the length of the pickle and the number of its operations, which
-have limits. Values are never compared, printed or hashed on the way (a deep tuple would exhaust the
-C stack), except keys of plain types.
+caller to know or to refuse. Each operation is charged with the memory that its value takes beyond
+the bytes of the pickle, and the sum has a limit: a byte of a pickle may make an object of a hundred
+bytes, and a deflated pickle costs its author next to nothing. Values are never compared, printed or
+hashed on the way (a deep tuple would exhaust the C stack, one that holds the same tuple twice at
+each level would take forever), except the few types of key that a checkpoint may have.
 
 spec: CNV-6, CNV-22
 """
 
 import codecs
+import re
 import struct
 from collections.abc import Callable
 from typing import Any, Final
 
+from fpformat.limits import KEY_INTS
 from fpformat_tools.errors import SourceError
-from fpformat_tools.pickle_values import Built, Global, Members, OddKey, Persistent
+from fpformat_tools.pickle_values import Built, Global, Members, OddKey, Persistent, grown
 from fpformat_tools.ranges import ByteRange
 
 MAX_PICKLE_NBYTES: Final = 512 * 1024 * 1024
 MAX_OPERATIONS: Final = 1 << 25
 _WINDOW_NBYTES: Final = 256 * 1024
 _LINE_LIMIT: Final = 4096
-_PLAIN_KEYS: Final = frozenset({str, int, bool, float, bytes, type(None)})
-_KEY_BITS: Final = 128
+# Text is hashed with a secret of the process; whole numbers are not, hence the range of the keys.
+_PLAIN_KEYS: Final = frozenset({str, bool, type(None)})
+MAX_MEMORY_NBYTES: Final = 400 * 1024 * 1024
+# What values take, rounded up; the slots that hold a value in stack, memo and container included.
+_SLOT_NBYTES: Final = 16
+_MARK_NBYTES: Final = 64
+_OBJECT_NBYTES: Final = 64
+_CALL_NBYTES: Final = 96
+_PAIR_NBYTES: Final = 112
+_ENTRY_NBYTES: Final = 128
+_WIDE: Final = re.compile(rb"[\xf0-\xff]")
+_DOUBLE: Final = re.compile(rb"[\xc4-\xef]")
 
 
 class PickleStream:
@@ -50,7 +63,11 @@ class PickleStream:
             left = self._limit - self.position
             if nbytes > left:
                 raise self._ends(nbytes)
-            reach = min(max(nbytes, _WINDOW_NBYTES), left)
+            if nbytes > _WINDOW_NBYTES:
+                self.position += nbytes
+                self._window, self._window_start = b"", self.position
+                return self._stretch.read_at(offset=self.position - nbytes, nbytes=nbytes)
+            reach = min(_WINDOW_NBYTES, left)
             self._window = self._stretch.read_at(offset=self.position, nbytes=reach)
             self._window_start = self.position
             begin, stop = 0, nbytes
@@ -66,6 +83,10 @@ class PickleStream:
 
     def raw_line(self) -> bytes:
         """Return the bytes up to the next line feed."""
+        begin = self.position - self._window_start
+        end = self._window.find(b"\n", begin, begin + _LINE_LIMIT)
+        if end >= 0:
+            return self.take(end + 1 - begin)[:-1]
         raw = bytearray()
         while (byte := self.take(1)) != b"\n":
             raw += byte
@@ -79,13 +100,20 @@ class PickleStream:
 
 
 class PickleMachine:
-    """The stack, the marks and the memo of one pickle."""
+    """The stack, the marks and the memo of one pickle.
 
-    def __init__(self, stream: PickleStream) -> None:
+    Attributes:
+        left_nbytes: What its values may still take of memory.
+    """
+
+    def __init__(self, stream: PickleStream, *, left_nbytes: int = MAX_MEMORY_NBYTES) -> None:
+        self.left_nbytes = left_nbytes
         self._stream = stream
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
+        # Positions follow one another but in hand-made pickles.
+        self._memo: list[Any] = []
+        self._far_memo: dict[int, Any] = {}
 
     def run(self) -> Any:
         """Interpret up to the stop opcode and return the value on the stack.
@@ -101,6 +129,7 @@ class PickleMachine:
             operation = operations.get(opcode)
             if operation is None:
                 raise self._stream.fail(f"opcode {opcode!r} has no place in a saved state")
+            self.charge(_COSTS.get(opcode, _SLOT_NBYTES))
             operation(self)
         else:
             detail = f"its pickle has more than {MAX_OPERATIONS:,} operations"
@@ -108,6 +137,17 @@ class PickleMachine:
         if len(self._stack) != 1 or self._marks:
             raise self._stream.fail("stops with values left over")
         return self._stack[0]
+
+    def charge(self, nbytes: int) -> None:
+        """Count memory that values take.
+
+        Raises:
+            SourceError: Class limit, when they take too much.
+        """
+        self.left_nbytes -= nbytes
+        if self.left_nbytes < 0:
+            detail = f"the values of its pickle take more than {MAX_MEMORY_NBYTES:,} bytes"
+            raise SourceError("limit", self._stream.where, detail)
 
     def push(self, value: Any) -> None:
         """Put a value on the stack."""
@@ -136,6 +176,7 @@ class PickleMachine:
             raise self._stream.fail("ends a group that never began")
         values = self._stack
         self._stack = self._marks.pop()
+        self.left_nbytes += _MARK_NBYTES
         return values
 
     def several(self, count: int) -> tuple[Any, ...]:
@@ -148,22 +189,39 @@ class PickleMachine:
 
     def put(self, position: int) -> None:
         """Remember the topmost value."""
-        self._memo[position] = self.top()
+        value = self.top()
+        if position == len(self._memo):
+            self._memo.append(value)
+            self._far_memo.pop(position, None)
+        elif 0 <= position < len(self._memo):
+            self._memo[position] = value
+        elif position > 0:
+            if position not in self._far_memo:
+                self.charge(_ENTRY_NBYTES)
+            self._far_memo[position] = value
+        else:
+            raise self._stream.fail("a memo position is negative")
 
     def memoize(self) -> None:
         """Remember the topmost value at the next free position."""
-        self._memo[len(self._memo)] = self.top()
+        self.put(len(self._memo) + len(self._far_memo))
 
     def get(self, position: int) -> None:
         """Put a remembered value on the stack."""
-        if position not in self._memo:
-            raise self._stream.fail(f"asks for memo {position}, which is empty")
-        self.push(self._memo[position])
+        if 0 <= position < len(self._memo):
+            self.push(self._memo[position])
+        elif position in self._far_memo:
+            self.push(self._far_memo[position])
+        else:
+            raise self._stream.fail("asks for a place of the memo that is empty")
 
     def text(self, nbytes: int) -> None:
         """Put UTF-8 text of `nbytes` bytes on the stack."""
+        raw = self._stream.take(nbytes)
+        # One character beyond the first 256 or 65,536 makes all the others as wide.
+        self.charge(3 * nbytes if _WIDE.search(raw) else nbytes if _DOUBLE.search(raw) else 0)
         try:
-            self.push(self._stream.take(nbytes).decode("utf-8", "surrogatepass"))
+            self.push(raw.decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError as error:
             raise self._stream.fail("text is not UTF-8") from error
 
@@ -209,7 +267,7 @@ class PickleMachine:
         """Append values to the list on top of the stack."""
         target = self.top()
         if isinstance(target, Built | Members):
-            target.members.extend(values)
+            target.members = grown(target.members, values)
         elif isinstance(target, list):
             target.extend(values)
         else:
@@ -221,8 +279,9 @@ class PickleMachine:
         pairs = list(zip(values[::2], values[1::2], strict=False))
         if len(values) % 2:
             raise self._stream.fail("sets a key without a value")
+        self.charge(_PAIR_NBYTES * len(pairs))
         if isinstance(target, Built):
-            target.pairs.extend(pairs)
+            target.pairs = grown(target.pairs, pairs)
         elif isinstance(target, dict):
             for key, value in pairs:
                 target[plain_key(key)] = value
@@ -246,7 +305,7 @@ class PickleMachine:
         function, arguments, keywords = self.several(3)
         self.call(function, arguments)
         if keywords != {}:
-            self.top().states.append(keywords)
+            self.top().add_state(keywords)
 
     def call_group(self, values: list[Any]) -> None:
         """Record a call whose function is the first of the group."""
@@ -265,12 +324,16 @@ class PickleMachine:
         target = self.top()
         if not isinstance(target, Built):
             raise self._stream.fail("sets the state of something that was not built")
-        target.states.append(state)
+        if not target.states:
+            self.charge(_OBJECT_NBYTES)
+        target.add_state(state)
 
     def name(self, module: Any, name: Any) -> None:
         """Put a name to import on the stack; nothing is imported."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise self._stream.fail("a name to import is no text")
+        if len(module) > _LINE_LIMIT or len(name) > _LINE_LIMIT:
+            raise self._stream.fail(f"a name to import is longer than {_LINE_LIMIT} characters")
         self.push(Global(module, name))
 
     def unsigned(self, nbytes: int) -> int:
@@ -306,11 +369,9 @@ class PickleMachine:
 
 def plain_key(key: Any) -> Any:
     """Return a key that may stand in a dictionary: itself, or wrapped so that it is not hashed."""
-    if type(key) not in _PLAIN_KEYS:
-        return OddKey(key)
-    if type(key) is int and key.bit_length() > _KEY_BITS:
-        return OddKey(key)
-    return key
+    if type(key) in _PLAIN_KEYS or (type(key) is int and key in KEY_INTS):
+        return key
+    return OddKey(key)
 
 
 _OPERATIONS: Final[dict[bytes, Callable[[PickleMachine], object]]] = {
@@ -376,4 +437,17 @@ _OPERATIONS: Final[dict[bytes, Callable[[PickleMachine], object]]] = {
     b"b": PickleMachine.build,
     b"P": lambda m: m.push(Persistent(m.line())),
     b"Q": lambda m: m.push(Persistent(m.pop())),
+}
+
+
+def _costs(opcodes: bytes, nbytes: int) -> dict[bytes, int]:
+    return {bytes((opcode,)): nbytes for opcode in opcodes}
+
+
+_COSTS: Final[dict[bytes, int]] = {
+    **_costs(b"IJLMFG", _SLOT_NBYTES + 32),
+    **_costs(b"]}ldt\x85\x86\x87PQc\x93", _SLOT_NBYTES + _OBJECT_NBYTES),
+    **_costs(b"STUVXBC\x8a\x8b\x8c\x8d\x8e\x96", _SLOT_NBYTES + _OBJECT_NBYTES),
+    **_costs(b"Roi\x81\x8f\x91\x92", _SLOT_NBYTES + _CALL_NBYTES),
+    **_costs(b"(", _SLOT_NBYTES + _MARK_NBYTES),
 }

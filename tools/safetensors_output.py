@@ -4,6 +4,7 @@ Tensors stand in the order in which the library places them (element types from 
 then names), so that each is aligned, and a file that the library wrote comes back byte for byte.
 Tied tensors are written at every name; the key ``fpformat.aliases`` in ``__metadata__`` holds a
 JSON object of name to name, by which reading ties them again. ``fpformat.step`` is the step.
+Where there is metadata at all it has the key ``format``, as transformers refuses any other.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Final
 from fpformat_tools.errors import TargetError
 from fpformat_tools.flat_names import flat_tensors
 from fpformat_tools.fpformat_output import Written
-from fpformat_tools.gather import source_of
+from fpformat_tools.gather import check_size, source_of
 from fpformat_tools.output import OutputFile, check_space, new_directory, new_file, refuse_existing
 from fpformat_tools.progress import Progress
 from fpformat_tools.ranges import steps
@@ -29,9 +30,11 @@ from fpformat_tools.safetensors_header import (
 from fpformat_tools.sharing import footprint
 from fpformat_tools.state import State, Tensor
 from fpformat_tools.text import listed, shown
+from fpformat_tools.torch_file import TORCH_FRAMEWORK
 
 ALIASES_KEY: Final = "fpformat.aliases"
 STEP_KEY: Final = "fpformat.step"
+FORMAT_KEY: Final = "format"
 _RANK: Final = {name: rank for rank, name in enumerate(DTYPE_ORDER)}
 
 
@@ -132,6 +135,8 @@ def _plan_file(
     strings = dict(metadata)
     if ties:
         strings[ALIASES_KEY] = json.dumps(ties, ensure_ascii=False, sort_keys=True)
+    if strings:
+        strings.setdefault(FORMAT_KEY, TORCH_FRAMEWORK)
     header = dump_header(ordered, strings)
     if len(header) - 8 > MAX_HEADER_NBYTES:
         detail = f"its header would have {len(header) - 8:,} bytes; the limit is 100,000,000"
@@ -169,12 +174,16 @@ def _write_file(output: OutputFile, state: State, plan: FilePlan, progress: Prog
 def _prepare(state: State) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
     tensors = flat_tensors(state)
     _check_dtypes(tensors, state.where)
+    for tensor in tensors.values():
+        check_size(state, tensor)
     metadata = {key: text for key, text in state.user.items() if not is_reserved(key)}
     if len(metadata) < len(state.user):
         names = listed(key for key in state.user if is_reserved(key))
         state.warnings.append(f"{state.where}: reserved keys, left out: {names}")
     if state.step is not None:
         metadata[STEP_KEY] = str(state.step)
+    if state.framework is not None:
+        metadata.setdefault(FORMAT_KEY, state.framework)
     return tensors, metadata, _tie(state, tensors)
 
 

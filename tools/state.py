@@ -82,8 +82,10 @@ class State:
         node: The tree; its references count through `tensors`.
         user: Strings that belong to the state as a whole.
         step: Training step, if known.
+        framework: What the format of the input belongs to, as safetensors names it (``pt``).
         warnings: What was tolerated or changed on the way in.
         problems: Values of the input that have no form and are not in the tree: path and reason.
+        beside: What the input holds beside this state, such as states of other ranks.
     """
 
     where: str
@@ -92,8 +94,10 @@ class State:
     storages: Sequence[Storage]
     user: dict[str, str] = field(default_factory=dict)
     step: int | None = None
+    framework: str | None = None
     warnings: list[str] = field(default_factory=list)
     problems: list[tuple[Path, str]] = field(default_factory=list)
+    beside: tuple[str, ...] = ()
 
 
 def whole(*, base: int, dtype: DType, shape: tuple[int, ...]) -> Tensor:

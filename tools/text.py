@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fpformat.names import Path
+from fpformat.names import Path, element_text
 from fpformat.nodes import (
     ArrayRef,
     CounterNode,
@@ -29,6 +29,7 @@ _KINDS: Final[dict[type, str]] = {
     NumpyScalar: "a numpy scalar",
     OrderedNode: "an OrderedDict",
     SizeNode: "a torch.Size",
+    int: "an int",
     type(None): "None",
 }
 
@@ -77,15 +78,13 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def path_text(path: Path) -> str:
-    """Return a path in the state for people, such as ``optimizer.state[0].step``."""
-    text = ""
-    for kind, value in path:
-        if kind == "index" or (kind == "key" and not isinstance(value, str)):
-            text += f"[{value}]"
-        else:
-            word = plain(str(value)) if kind == "key" else f"<{value or kind}>"
-            text += f".{word}" if text else word
-    return text or "<the whole state>"
+    """Return a path as its name in the format's notation, such as ``optimizer/state/~i0/step``."""
+    return plain("/".join(map(element_text, path))) if path else "<the whole state>"
+
+
+def verb_text(count: int, singular: str, plural: str) -> str:
+    """Return the form of a verb that goes with a count."""
+    return singular if count == 1 else plural
 
 
 def kind_text(node: Node) -> str:

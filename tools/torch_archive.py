@@ -163,8 +163,10 @@ def open_archive(source: Input) -> Archive:
         SourceError: It is cut, damaged, or no archive of `torch.save`.
     """
     where = str(source.path)
-    listed = [member for member in _list_members(source) if not member.is_dir()]
+    listed = [member for member in _list_members(source) if not member.filename.endswith("/")]
     names = [member.filename for member in listed]
+    if "" in names:
+        raise SourceError("malformed", where, "has a member without a name")
     _refuse_relatives(names, where)
     roots = {name.partition("/")[0] for name in names if name.partition("/")[2] == "data.pkl"}
     if len(roots) != 1 or len(set(names)) != len(names):

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from fpformat.dtypes import DType
+from fpformat.limits import MAX_INT
 from fpformat.nodes import Node
 from fpformat_tools.errors import SourceError
 from fpformat_tools.pickle_values import Global, Persistent
 from fpformat_tools.ranges import Input, StoredRange
-from fpformat_tools.restricted_pickle import MAX_PICKLE_NBYTES, PickleMachine, PickleStream
+from fpformat_tools.restricted_pickle import (
+    MAX_MEMORY_NBYTES,
+    MAX_PICKLE_NBYTES,
+    PickleMachine,
+    PickleStream,
+)
 from fpformat_tools.state import State, Storage
 from fpformat_tools.torch_archive import Archive, CheckedRange, open_archive
 from fpformat_tools.torch_objects import ObjectReader
@@ -19,6 +25,7 @@ from fpformat_tools.torch_tensors import FindStorage, TensorReader
 from fpformat_tools.torch_types import DTYPE_OF_STORAGE
 
 NOTES_NAME: Final = "fpformat.json"
+TORCH_FRAMEWORK: Final = "pt"
 MAX_INFLATED_NBYTES: Final = 64 * 1024 * 1024
 MAX_NOTES_NBYTES: Final = 16 * 1024 * 1024
 LEGACY_MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -34,6 +41,7 @@ def _read(value: Any, find: FindStorage, *, pickle_nbytes: int, where: str) -> S
         node=node,
         tensors=tensors.tensors,
         storages=tensors.storages,
+        framework=TORCH_FRAMEWORK,
         warnings=tensors.warnings + objects.warnings,
         problems=objects.problems,
     )
@@ -76,8 +84,13 @@ def _read_notes(archive: Archive, state: State) -> None:
         strings = {key: text for key, text in user.items() if isinstance(text, str)}
     except (ValueError, AttributeError, RecursionError):
         strings, user, step = {}, {}, "unknown"
+    try:
+        "".join((*strings, *strings.values())).encode()
+    except UnicodeEncodeError as error:
+        where = f"{state.where}: {NOTES_NAME}"
+        raise SourceError("malformed", where, "has text with a lone surrogate") from error
     state.user = strings
-    state.step = step if type(step) is int and step >= 0 else None
+    state.step = step if type(step) is int and 0 <= step <= MAX_INT else None
     if state.step != step or len(strings) < len(user):
         state.warnings.append(f"{state.where}: its {NOTES_NAME} makes no sense; left out")
 
@@ -146,14 +159,16 @@ def _legacy_parts(source: Input) -> tuple[Any, list[str], int]:
     stretch = StoredRange(source, start=0, nbytes=source.nbytes)
     position = 0
     values: list[Any] = []
+    left_nbytes = MAX_MEMORY_NBYTES
     for _ in range(5):
         stream = PickleStream(stretch, start=position, where=where)
-        values.append(PickleMachine(stream).run())
-        position = stream.position
-    magic, protocol, machine, value, keys = values
-    if magic != LEGACY_MAGIC or protocol != LEGACY_PROTOCOL or not isinstance(machine, dict):
+        machine = PickleMachine(stream, left_nbytes=left_nbytes)
+        values.append(machine.run())
+        position, left_nbytes = stream.position, machine.left_nbytes
+    magic, protocol, system, value, keys = values
+    if magic != LEGACY_MAGIC or protocol != LEGACY_PROTOCOL or not isinstance(system, dict):
         raise SourceError("malformed", where, "does not begin as a legacy file of torch.save")
-    if machine.get("little_endian") is not True:
+    if system.get("little_endian") is not True:
         raise SourceError("unsupported", where, "was saved on a big-endian machine")
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise SourceError("malformed", where, "its list of storages is no list of text")

@@ -19,6 +19,7 @@ FindStorage = Callable[[str, DType, int], Storage]
 """Takes a storage's key, element type and element count; returns its bytes or raises."""
 
 _UTILS: Final = "torch._utils"
+_SIZE: Final = Global("torch", "Size")
 _REFUSED: Final = {
     "_rebuild_sparse_tensor": "a sparse tensor",
     "_rebuild_sparse_csr_tensor": "a sparse tensor",
@@ -41,7 +42,7 @@ class Unrepresentable(Exception):
 
 
 def _counts(value: Any, what: str) -> tuple[int, ...]:
-    if isinstance(value, Built) and str(value.function) == "torch.Size":
+    if isinstance(value, Built) and value.function == _SIZE:
         value = value.arguments[0] if len(value.arguments) == 1 else None
     if not isinstance(value, tuple | list) or len(value) > MAX_NDIM:
         raise Unrepresentable(f"a tensor whose {what} is not a list of at most 64 numbers")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fpformat.model import TensorEntry, View
-from fpformat.names import PathElement
+from fpformat.names import PathElement, element_text
 from fpformat.nodes import (
     ArrayRef,
     CounterNode,
@@ -22,7 +22,8 @@ from fpformat.nodes import (
     TensorRef,
     children_of,
 )
-from fpformat_tools.text import count_text, nbytes_text, plain, shape_text, shown
+from fpformat_tools.text import count_text, nbytes_text, plain, shape_text
+from fpformat_tools.trees import number_of
 
 _BRANCH: Final = ("├─ ", "└─ ", "│  ", "   ")
 _ASCII_BRANCH: Final = ("|- ", "`- ", "|  ", "   ")
@@ -47,6 +48,16 @@ class Folding:
 UNFOLDED: Final = Folding(root_count=1 << 60, child_count=1 << 60, line_count=1 << 60)
 
 
+def element_label(element: PathElement) -> str:
+    """Return an element as it stands in a name."""
+    return plain(element_text(element))
+
+
+def key_label(element: PathElement) -> str:
+    """Return an element that is a whole name already."""
+    return plain(str(element[1]))
+
+
 @dataclass(slots=True)
 class TreeDrawing:
     """Draws trees whose references are looked up with `entry`.
@@ -55,12 +66,14 @@ class TreeDrawing:
         entry: Returns the table's entry of a reference.
         nbytes: Returns the logical bytes of a reference.
         ascii: Whether only ASCII may be used.
+        label: Returns what stands before a child.
     """
 
     entry: Callable[[Reference], TensorEntry]
     nbytes: Callable[[Reference], int]
     ascii: bool = False
     folding: Folding = field(default_factory=Folding)
+    label: Callable[[PathElement], str] = element_label
     _lines: int = 0
 
     def draw(self, node: Node, title: str) -> Iterator[str]:
@@ -82,7 +95,7 @@ class TreeDrawing:
         marks = _ASCII_BRANCH if self.ascii else _BRANCH
         for position, (element, child) in enumerate(kept):
             last = position == len(kept) - 1 and not rest
-            yield margin + marks[last] + self._line(_label(element), child)
+            yield margin + marks[last] + self._line(self.label(element), child)
             if self._lines < self.folding.line_count and not _inline(child):
                 deeper = margin + marks[2 + last]
                 yield from self._below(child, deeper, self.folding.child_count)
@@ -132,15 +145,6 @@ class TreeDrawing:
         return text + ("  numpy" if isinstance(ref, ArrayRef) else "")
 
 
-def _label(element: PathElement) -> str:
-    kind, value = element
-    if kind == "key":
-        return plain(value) if isinstance(value, str) else f"[{value}]"
-    if kind == "index":
-        return f"[{value}]"
-    return "(context)" if kind == "context" else f"({kind}) {plain(str(value))}"
-
-
 def _inline(node: Node) -> str:
     """Return a small container of plain values on one line, nothing for any other."""
     if not isinstance(node, list | tuple | dict) or len(node) > _INLINE_COUNT:
@@ -151,8 +155,9 @@ def _inline(node: Node) -> str:
         return ""
     words = [leaf_text(leaf) for leaf in leaves]
     if isinstance(node, dict):
-        text = "{" + ", ".join(f"{_label(e)}: {w}" for (e, _), w in zip(pairs, words, strict=True))
-        text += "}"
+        labels = [element_label(element) for element, _ in pairs]
+        text = ", ".join(f"{one}: {two}" for one, two in zip(labels, words, strict=True))
+        text = f"{{{text}}}"
     else:
         text = ", ".join(words)
         text = f"[{text}]" if isinstance(node, list) else f"({text}{',' * (len(words) == 1)})"
@@ -169,11 +174,11 @@ def _kind(node: Node) -> str:
     return type(node).__name__
 
 
-def leaf_text(node: Node) -> str:
-    """Return a value without children, on one line."""
+def leaf_text(node: Node, *, limit: int = _VALUE_LIMIT) -> str:
+    """Return a value without children, on one line; text of more than `limit` only counted."""
     if isinstance(node, str):
-        text = shown(node)
-        return text if len(text) <= _VALUE_LIMIT else f"str of {len(node):,} characters"
+        text = repr(node)
+        return text if len(text) <= limit else f"str of {len(node):,} characters"
     if isinstance(node, bytes):
         return f"bytes of length {len(node):,}"
     if isinstance(node, bool) or not isinstance(node, int):
@@ -183,7 +188,9 @@ def leaf_text(node: Node) -> str:
 
 def _record_text(node: Node) -> str:
     if isinstance(node, NumpyScalar):
-        return f"numpy {node.dtype.name} scalar, bytes {node.raw.hex()}"
+        number = number_of(node)
+        value = f"bytes {node.raw.hex()}" if number is None else repr(number)
+        return f"{value} (numpy {node.dtype.name})"
     if isinstance(node, SizeNode):
         return f"torch.Size {list(node.dims)}"
     if isinstance(node, DtypeNode):

@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from fpformat.names import Path, PathElement
+import numpy as np
+
+from fpformat.dtypes import numpy_dtype
+from fpformat.names import Path, PathElement, element_text
 from fpformat.nodes import (
     ArrayRef,
     CounterNode,
     Node,
+    NumpyScalar,
     OrderedNode,
     ParameterRef,
     TensorRef,
@@ -15,7 +19,8 @@ from fpformat.nodes import (
 )
 from fpformat_io.fold import Branch, fold, map_leaves
 from fpformat_tools.errors import UsageError
-from fpformat_tools.text import listed, shown
+from fpformat_tools.lookup import find, unknown_text
+from fpformat_tools.text import kind_text, listed, path_text
 
 
 def renumber(node: Node, number: Callable[[int], int]) -> Node:
@@ -33,49 +38,44 @@ def renumber(node: Node, number: Callable[[int], int]) -> Node:
     return map_leaves(node, change)
 
 
-def pairs_of(node: Node) -> dict[Any, Node] | None:
-    """Return keys and values of a dictionary of any kind, None when it is none."""
-    if isinstance(node, dict):
-        return node
-    return node.items if isinstance(node, OrderedNode | CounterNode) else None
+def numpy_as_plain(node: Node) -> Node:
+    """Return a tree with tensors for numpy arrays, and Python's numbers for numpy scalars."""
+
+    def change(leaf: Node) -> Node:
+        if isinstance(leaf, ArrayRef):
+            return TensorRef(leaf.index)
+        if isinstance(leaf, NumpyScalar):
+            number = number_of(leaf)
+            return leaf if number is None else number
+        return leaf
+
+    return map_leaves(node, change)
 
 
-def _children(node: Node) -> dict[str, tuple[PathElement, Node]]:
-    """Return the children that a key can name, by the text of the name."""
-    pairs = pairs_of(node)
-    if pairs is not None:
-        return {str(key): (("key", key), child) for key, child in pairs.items()}
-    if isinstance(node, list | tuple):
-        return {str(index): (("index", index), child) for index, child in enumerate(node)}
-    return {}
+def number_of(scalar: NumpyScalar) -> bool | int | float | complex | None:
+    """Return the value of a numpy scalar, None when numpy has no such type."""
+    numpy_type = numpy_dtype(scalar.dtype)
+    if numpy_type is None:
+        return None
+    number: bool | int | float | complex = np.frombuffer(scalar.raw, numpy_type)[0].item()
+    return number
 
 
 def select(node: Node, key: str) -> tuple[Node, Path]:
     """Return the part of a state that `key` names, and its path.
 
-    A key is keys joined by dots. One that contains dots itself is found too; the longest match
-    counts. Integer keys and list positions are written as numbers.
-
     Raises:
-        UsageError: There is no such part.
+        UsageError: There is no such part, or it is a value.
     """
-    words = key.split(".")
-    path: Path = ()
-    while words:
-        children = _children(node)
-        for count in range(len(words), 0, -1):
-            found = children.get(".".join(words[:count]))
-            if found is not None:
-                break
-        else:
-            hint = f"there are {listed(children)}" if children else "there are no keys"
-            place = f"--key {shown(key)}: nothing is called {shown('.'.join(words))}"
-            raise UsageError(f"{place}; {hint}")
-        words = words[count:]
-        path, node = (*path, found[0]), found[1]
-    if children_of(node) is None and not isinstance(node, TensorRef | ParameterRef | ArrayRef):
-        raise UsageError(f"--key {shown(key)}: this is a {type(node).__name__}, not a state")
-    return node, path
+    found = find(node, key)
+    if found is None:
+        children = [element_text(element) for element, _ in children_of(node) or ()]
+        hint = f"there are {listed(children)}" if children else "there are no keys"
+        raise UsageError(f"--key: {unknown_text([node], key)}; {hint}")
+    path, part = found
+    if children_of(part) is None and not isinstance(part, TensorRef | ParameterRef | ArrayRef):
+        raise UsageError(f"--key: {path_text(path)} is {kind_text(part)}, not a state")
+    return part, path
 
 
 class LeftOut:

@@ -1,6 +1,7 @@
 """Makes the makers of inputs importable, and gives the commands as functions."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,5 +77,37 @@ def refuse(run: Run) -> Callable[..., str]:
         assert outcome.out == ""
         assert sorted(target.parent.iterdir()) == before
         return outcome.err
+
+    return call
+
+
+_ALONE = """
+import re, sys
+from pathlib import Path
+from fpformat_tools import fpconvert
+code = fpconvert.main(sys.argv[1:])
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
+print(peak.group(1))
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def run_alone() -> Run:
+    """Run fpconvert in a process of its own, which may take neither long nor much memory."""
+
+    def call(*arguments: object, limit_mb: int = 400, seconds: int = 60) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-c", _ALONE, *map(str, arguments)],
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+        err = done.stderr.decode()
+        assert "Traceback" not in err
+        assert "internal error" not in err
+        *out, peak = done.stdout.decode().splitlines()
+        assert int(peak) < limit_mb * 1000, f"{peak} kB"
+        return Outcome(done.returncode, "\n".join(out), err)
 
     return call

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tool_inputs import save_zip
 
+import fpformat
 from fpformat_io.torch import load, save
 from fpformat_tools import fpconvert
 
@@ -79,8 +80,7 @@ def test_formats_by_ending_and_option(tmp_path: Path, convert: Any, run: Any) ->
     outcome = run("fpconvert", source, tmp_path / "x.unknown")
     assert outcome.code == 2
     assert "--to" in outcome.err
-    assert run("fpconvert", tmp_path / "plain", tmp_path / "again").code == 2
-    convert(tmp_path / "plain", tmp_path / "again", "--to", "fpformat")
+    convert(tmp_path / "plain", tmp_path / "again")
     assert load(tmp_path / "again")["a"].tolist() == [1, 1, 1]
     convert(source, tmp_path / "x.unknown", "--to", "torch")
     convert(source, tmp_path / "z.pt", "--to", "fpformat")
@@ -140,11 +140,13 @@ def test_keys(tmp_path: Path, convert: Any, run: Any) -> None:
     save(state, tmp_path / "ckpt")
     for number, (key, value) in enumerate(
         {
-            "state_dict.a.b": {"w": [1]},
-            "state_dict.a": {"w": [0]},
-            "state_dict.a.b.w": [1],
-            "list.0": {"x": [1, 1]},
-            "opt.0": [1, 1, 1],
+            "state_dict/a.b": {"w": [1]},
+            "state_dict/a": {"w": [0]},
+            "state_dict/a.b/w": [1],
+            "list/0": {"x": [1, 1]},
+            "list/~l0": {"x": [1, 1]},
+            "opt/0": [1, 1, 1],
+            "opt/~i0": [1, 1, 1],
         }.items()
     ):
         outcome = convert(tmp_path / "ckpt", tmp_path / f"{number}.pt", "--key", key)
@@ -155,14 +157,34 @@ def test_keys(tmp_path: Path, convert: Any, run: Any) -> None:
         assert found == value
     for key, words in (
         ("nothing", "'state_dict', 'list', 'opt', 'epoch'"),
-        ("opt.1", "there are '0'"),
-        ("epoch", "this is a int"),
-        ("epoch.x", "no keys"),
-        ("", "nothing is called ''"),
+        ("state_dict.a.b.w", "close: state_dict/a.b/w"),
+        ("opt/1", "close: opt/~i0"),
+        ("stat_dict", "close: state_dict"),
+        ("epoch", "epoch is an int, not a state"),
+        ("epoch/x", "'epoch/x' is not in it"),
+        ("", "'' is not in it"),
     ):
         outcome = run("fpconvert", tmp_path / "ckpt", tmp_path / "x.pt", "--key", key)
         assert outcome.code == 2
         assert words in outcome.err
+
+
+def test_what_a_key_leaves_out_is_shortened(tmp_path: Path, convert: Any) -> None:
+    save({"w": {0: torch.ones(1)}, **{f"k{i}": i for i in range(20)}}, tmp_path / "ckpt")
+    outcome = convert(tmp_path / "ckpt", tmp_path / "x.pt", "--key", "w/0")
+    assert outcome.err == "fpconvert: left out by --key: k0, k1, k2, k3, k4 and 15 more\n"
+    report = convert(tmp_path / "ckpt", tmp_path / "y.pt", "--key", "w", "--json").json
+    assert len(report["left_out"]) == 20
+
+
+@pytest.mark.parametrize("command", ["fpconvert", "fpinspect", "fpverify"])
+def test_version_and_usage(run: Any, command: str) -> None:
+    outcome = run(command, "--version")
+    assert (outcome.code, outcome.out) == (0, f"{command} {fpformat.__version__} (format 1.0)\n")
+    required = "SRC, DST" if command == "fpconvert" else "DIR"
+    assert f"the following arguments are required: {required}\n" in run(command).err
+    if command != "fpverify":
+        assert "elements joined by /" in run(command, "--help").out
 
 
 def test_reports(tmp_path: Path, convert: Any, run: Any) -> None:
@@ -237,3 +259,12 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stderr
     one, two = tmp_path / "m.safetensors", tmp_path / "n.safetensors"
     assert subprocess.run(["cmp", one, two], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 5000, "1" + "0" * 400 + "GB"])
+def test_sizes_without_measure(tmp_path: Path, run: Any, size: str) -> None:
+    arguments = ("--to", "safetensors", "--max-shard-size", size)
+    outcome = run("fpconvert", tmp_path / "x", tmp_path / "out", *arguments)
+    assert outcome.code == 2
+    assert "is no size" in outcome.err
+    assert len(outcome.err) < 1000

@@ -74,7 +74,7 @@ def test_ties_survive(tmp_path: Path, convert: Any) -> None:
     state = load(tmp_path / "again")
     assert share_memory(state["emb.w"], state["head.w"])
     with open_checkpoint(tmp_path / "again") as checkpoint:
-        assert checkpoint.manifest.user == {}
+        assert checkpoint.manifest.user == {"format": "pt"}
     convert(tmp_path / "again", tmp_path / "b.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
@@ -101,7 +101,8 @@ def test_reserved_metadata(tmp_path: Path, convert: Any) -> None:
         assert checkpoint.manifest.user == {"k": "v"}
         assert checkpoint.manifest.step == 12
     convert(tmp_path / "ckpt", tmp_path / "y.safetensors")
-    assert metadata_of(tmp_path / "y.safetensors") == {"k": "v", "fpformat.step": "12"}
+    expected = {"k": "v", "fpformat.step": "12", "format": "pt"}
+    assert metadata_of(tmp_path / "y.safetensors") == expected
 
 
 @pytest.mark.clause("CNV-11")
@@ -122,7 +123,31 @@ def test_files_without_tensors(tmp_path: Path, convert: Any, metadata: Any) -> N
     convert(tmp_path / "x.safetensors", tmp_path / "ckpt")
     assert load(tmp_path / "ckpt") == {}
     convert(tmp_path / "ckpt", tmp_path / "y.safetensors")
-    assert metadata_of(tmp_path / "y.safetensors") == (metadata or {})
+    expected = {"k": "v", "format": "pt"} if metadata else {}
+    assert metadata_of(tmp_path / "y.safetensors") == expected
+
+
+@pytest.mark.clause("CNV-11")
+def test_the_format_that_transformers_asks_for(tmp_path: Path, convert: Any) -> None:
+    """Files of torch get it always, others with any metadata; one that is there stays."""
+    tensors = {"a": torch.ones(3)}
+    torch.save(tensors, tmp_path / "x.pt")
+    convert(tmp_path / "x.pt", tmp_path / "x.safetensors")
+    assert metadata_of(tmp_path / "x.safetensors") == {"format": "pt"}
+    convert(tmp_path / "x.pt", tmp_path / "hub", "--to", "safetensors")
+    assert metadata_of(tmp_path / "hub" / "model.safetensors") == {"format": "pt"}
+    save(tensors, tmp_path / "step", step=3)
+    convert(tmp_path / "step", tmp_path / "step.safetensors")
+    assert metadata_of(tmp_path / "step.safetensors") == {"format": "pt", "fpformat.step": "3"}
+    save_file(tensors, tmp_path / "mlx.safetensors", metadata={"format": "mlx", "k": "v"})
+    convert(tmp_path / "mlx.safetensors", tmp_path / "mlx")
+    convert(tmp_path / "mlx", tmp_path / "back.safetensors")
+    assert metadata_of(tmp_path / "back.safetensors") == {"format": "mlx", "k": "v"}
+    save_file(tensors, tmp_path / "bare.safetensors")
+    convert(tmp_path / "bare.safetensors", tmp_path / "bare")
+    convert(tmp_path / "bare", tmp_path / "again.safetensors")
+    bare, again = tmp_path / "bare.safetensors", tmp_path / "again.safetensors"
+    assert bare.read_bytes() == again.read_bytes()
 
 
 NAMES = (
@@ -173,8 +198,8 @@ def test_nested_names_and_other_values(tmp_path: Path, convert: Any, refuse: Any
     save(state, tmp_path / "ckpt")
     text = refuse(tmp_path / "ckpt", tmp_path / "out.safetensors")
     for words in (
-        "optimizer.lr: the float 0.1",
-        "list[1]: a str of length 4",
+        "optimizer/lr: the float 0.1",
+        "list/~l1: a str of length 4",
         "epoch: the int 3",
         "rng: a tuple with 4 values and no tensor",
     ):
@@ -198,8 +223,14 @@ def test_numpy_values_and_attributes(tmp_path: Path, convert: Any, refuse: Any) 
     text = refuse(tmp_path / "ckpt", tmp_path / "out.safetensors")
     assert "a: a numpy array" in text
     outcome = convert(tmp_path / "ckpt", tmp_path / "m.safetensors", "--key", "model")
-    assert "attributes of ordered dictionaries are not kept" in outcome.err
+    assert outcome.err == "fpconvert: left out by --key: a\n"
     assert set(load_file(tmp_path / "m.safetensors")) == {"weight", "bias"}
+    ordered = module.state_dict()
+    ordered.note = "x"  # type: ignore[attr-defined]
+    save(ordered, tmp_path / "other")
+    outcome = convert(tmp_path / "other", tmp_path / "n.safetensors")
+    assert "attributes of ordered dictionaries are not kept in safetensors: ~anote" in outcome.err
+    assert "_metadata" not in outcome.err
 
 
 def test_a_lone_tensor(tmp_path: Path, convert: Any) -> None:

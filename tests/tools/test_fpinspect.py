@@ -1,6 +1,7 @@
 """fpinspect: what it shows, how it folds, and that it starts fast."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tool_inputs import two_ranks
 
 from fpformat.dtypes import by_name
 from fpformat.layout import plan_checkpoint
-from fpformat.model import Box, ObjectEntry, Part, SavePlan, SegmentPlan, TensorEntry
+from fpformat.model import ObjectEntry, TensorEntry
 from fpformat.source import BytesSource
-from fpformat.tree import TensorRef, dump_tree
 from fpformat.writer import write_checkpoint
 from fpformat_io.torch import save
 
@@ -69,12 +70,12 @@ def test_the_summary(checkpoint: Path, run: Any) -> None:
 
 def test_the_whole_tree(checkpoint: Path, run: Any) -> None:
     out = run("fpinspect", checkpoint, "--tree").out
-    assert "[99]: 99" in out
+    assert "~l99: 99" in out
     assert "more" not in out
 
 
 def test_parts_and_tensors(checkpoint: Path, run: Any) -> None:
-    out = run("fpinspect", checkpoint, "model.part", "model/big", "opt").out
+    out = run("fpinspect", checkpoint, "model/part", "model/big", "opt").out
     for words in (
         "model/part",
         "view of",
@@ -82,12 +83,74 @@ def test_parts_and_tensors(checkpoint: Path, run: Any) -> None:
         "model/big",
         "360 kB (360,000 bytes)",
         "seg-000000.fps, bytes",
-        "[99]: 99",
+        "~l99: 99",
     ):
         assert words in out, out
-    outcome = run("fpinspect", checkpoint, "model.nothing")
+
+
+def test_values_and_numbers(tmp_path: Path, run: Any) -> None:
+    state = {
+        "opt": {
+            "state": {0: {"step": 5, "m.v": torch.ones(3)}},
+            "groups": [{"betas": (0.9, 0.99)}],
+        },
+        "both": {0: "int", "0": "str", 1: True},
+        "np": [np.float64(1.5), np.bool_(True), np.int32(-3)],
+        "a/b~c": {None: 1},
+        "text": "x" * 500,
+        "dtype": torch.bfloat16,
+        "ordered": torch.nn.Linear(1, 1).state_dict(),
+    }
+    save(state, tmp_path / "ckpt")
+    for name, words in (
+        ("opt/state/0/step", "opt/state/~i0/step: 5\n"),
+        ("opt/state/~i0/step", "opt/state/~i0/step: 5\n"),
+        ("opt/state/0/m.v", "opt/state/~i0/m.v\n  dtype       F32"),
+        ("opt/groups/0/betas/1", "opt/groups/~l0/betas/~l1: 0.99\n"),
+        ("both/0", "both/0: 'str'\n"),
+        ("both/~i0", "both/~i0: 'int'\n"),
+        ("both/1", "both/~i1: True\n"),
+        ("np/0", "np/~l0: 1.5 (numpy F64)\n"),
+        ("np/1", "np/~l1: True (numpy BOOL)\n"),
+        ("np/2", "np/~l2: -3 (numpy I32)\n"),
+        ("a~1b~0c", "a~1b~0c: {~n: 1}\n"),
+        ("a/b~c", "a~1b~0c: {~n: 1}\n"),
+        ("a~1b~0c/~n", "a~1b~0c/~n: 1\n"),
+        ("text", f"text: '{'x' * 500}'\n"),
+        ("dtype", "dtype: torch dtype BF16\n"),
+        ("ordered/~a_metadata", "ordered/~a_metadata: OrderedDict of 1\n"),
+    ):
+        outcome = run("fpinspect", tmp_path / "ckpt", name)
+        assert (outcome.code, outcome.err) == (0, ""), name
+        assert outcome.out.startswith(words), outcome.out
+
+
+def test_unknown_names_are_listed_together(checkpoint: Path, run: Any) -> None:
+    outcome = run("fpinspect", checkpoint, "model.emb", "model/big", "modle/big", "no", "opt/lr")
     assert outcome.code == 1
-    assert "no tensor and no part 'model.nothing'" in outcome.err
+    assert "model/big\n  dtype" in outcome.out
+    assert outcome.out.endswith("opt/lr: 0.5\n")
+    lines = outcome.err.splitlines()
+    assert "3 names are not in it" in lines[0]
+    assert lines[1] == "  'model.emb' is not in it; close: model/emb, model"
+    assert lines[2].startswith("  'modle/big' is not in it; close: model")
+    assert "model/big" in lines[2]
+    assert lines[3].startswith("  'no' is not in it")
+    assert len(lines) == 4
+    outcome = run("fpinspect", checkpoint, "model/bg")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert "close: model/big" in outcome.err
+
+
+def test_a_directory_that_holds_checkpoints(checkpoint: Path, run: Any) -> None:
+    for command in ("fpinspect", "fpverify"):
+        outcome = run(command, checkpoint.parent)
+        assert outcome.code == 1
+        text = outcome.out + outcome.err
+        assert f"the directory holds 1 checkpoint: name one, such as {checkpoint}" in text
+        assert "DIR-1" in text
+    outcome = run("fpconvert", checkpoint.parent, checkpoint.parent / "x")
+    assert "the directory holds 1 checkpoint" in outcome.err
 
 
 def test_the_layout(checkpoint: Path, run: Any) -> None:
@@ -114,48 +177,17 @@ def test_json(checkpoint: Path, run: Any) -> None:
     assert json.loads(error.out)["error"]["class"] == "io"
 
 
-def two_ranks(path: Path) -> Path:
-    """Write a checkpoint of two ranks with a tree each and a tensor in two boxes."""
-    dtype = by_name("F32")
-    shared = TensorEntry(name="w", dtype=dtype, shape=(4, 4))
-    own = [TensorEntry(name="b", dtype=dtype, shape=(2,), scope=rank) for rank in (0, 1)]
-    top = Box(start=(0, 0), shape=(2, 4))
-    low = Box(start=(2, 0), shape=(2, 4))
-    segments = []
-    for rank, box in enumerate((top, low)):
-        tree = dump_tree({"b": TensorRef(0), "w": TensorRef(1)})
-        segments.append(
-            SegmentPlan(
-                entries=(own[rank], shared),
-                parts=(
-                    Part(key=("w", None), box=box, shard_offset=0, nbytes=32),
-                    Part(key=("b", rank), box=None, shard_offset=0, nbytes=8),
-                ),
-                objects=(
-                    ObjectEntry(
-                        name="tree", kind=1, payload=tree, scope=rank, ranks=((rank, rank + 1),)
-                    ),
-                ),
-            )
-        )
-    plan = SavePlan(segments=tuple(segments), world_size=2)
-    values = np.arange(16, dtype="f4")
-    sources = {
-        (("w", None), top): BytesSource(values[:8]),
-        (("w", None), low): BytesSource(values[8:]),
-        (("b", 0), None): BytesSource(np.zeros(2, "f4")),
-        (("b", 1), None): BytesSource(np.ones(2, "f4")),
-    }
-    write_checkpoint(path, plan, sources)
-    return path
-
-
 def test_several_ranks(tmp_path: Path, run: Any, convert: Any, refuse: Any) -> None:
     path = two_ranks(tmp_path / "ckpt")
     out = run("fpinspect", path, "--layout", "--tree").out
     for words in ("world size  2", "state of rank 0", "state of rank 1", "of rank 1", "a box"):
         assert words in out
-    assert "rank" in run("fpinspect", path, "b").out
+    out = run("fpinspect", path, "b", "w").out
+    assert [line for line in out.splitlines() if "rank" in line] == [
+        "  rank        0",
+        "  rank        1",
+    ]
+    assert out.count("w\n  dtype") == 1
     assert run("fpverify", path).code == 0
     assert "the separate state of rank 1" in refuse(path, tmp_path / "x.safetensors")
     report = convert(path, tmp_path / "x.safetensors", "--skip-unsupported", "--json").json
@@ -172,6 +204,7 @@ def test_no_tree_and_other_objects(tmp_path: Path, run: Any, convert: Any, refus
     out = run("fpinspect", tmp_path / "ckpt").out
     assert "no state tree" in out
     assert "a/b  U8 [3]" in out
+    assert run("fpinspect", tmp_path / "ckpt", "a/b").out.startswith("a/b\n")
     assert "object 'log'" in refuse(tmp_path / "ckpt", tmp_path / "x.pt")
     convert(tmp_path / "ckpt", tmp_path / "x.pt", "--skip-unsupported")
     read = torch.load(tmp_path / "x.pt", weights_only=True)
@@ -216,8 +249,47 @@ def test_output_without_unicode(checkpoint: Path) -> None:
     assert b"`- " in ran.stdout
 
 
-def test_a_reader_that_leaves_early(checkpoint: Path) -> None:
-    command = f"{sys.executable} -m fpformat_tools.fpinspect {checkpoint} --tree | head -1"
-    ran = subprocess.run(command, shell=True, capture_output=True, check=False)
-    assert ran.stderr == b""
-    assert b"checkpoint of fpformat" in ran.stdout
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fpinspect", "{}", "--tree"),
+        ("fpinspect", "{}", "opt", "nothing"),
+        ("fpinspect", "{}", "--json"),
+        ("fpinspect", "{}/none", "--json"),
+        ("fpinspect", "--help"),
+        ("fpverify", "{}", "{}"),
+        ("fpverify", "{}", "--json"),
+        ("fpverify", "--version"),
+        ("fpconvert", "{}", "{}.pt", "--json", "--skip-unsupported"),
+        ("fpconvert", "{}", "{}.pt", "--skip-unsupported"),
+        ("fpconvert", "--help"),
+    ],
+)
+def test_a_reader_that_leaves_early(checkpoint: Path, arguments: tuple[str, ...]) -> None:
+    """Nobody reads at all: the pipe is closed before the command begins."""
+    name, *rest = [argument.format(checkpoint) for argument in arguments]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run(
+        [sys.executable, "-m", f"fpformat_tools.{name}", *rest],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert ran.returncode == (1 if "none" in rest[0] else 0)
+    for words in (b"Broken", b"Traceback", b"Exception"):
+        assert words not in ran.stderr
+
+
+def test_damage_is_told_when_nobody_reads(checkpoint: Path) -> None:
+    """The exit code is that of the verification, and both streams may be closed."""
+    path = checkpoint / "seg-000000.fps"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    command = (
+        f"set -o pipefail; {sys.executable} -m fpformat_tools.fpverify {checkpoint} 2>&1 | true"
+    )
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, b"")

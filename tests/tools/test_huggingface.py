@@ -32,7 +32,7 @@ def test_what_disagrees_is_refused(tmp_path: Path, refuse: Any) -> None:
     folder = indexed_directory(tmp_path / "missing", drop=SHARDS[1])
     text = refuse(folder, tmp_path / "out")
     assert SHARDS[1] in text
-    assert "1 of 3 tensors" in text
+    assert "which holds 1 of 3 tensors" in text
     assert "[incomplete]" in text
     placed = {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]}
     folder = indexed_directory(tmp_path / "absent", {**placed, "mtp.fc.weight": SHARDS[1]})
@@ -57,6 +57,7 @@ def test_what_disagrees_is_refused(tmp_path: Path, refuse: Any) -> None:
         "sub/",
         "sub\\ok.safetensors",
         "nul\0.safetensors",
+        "\ud800.safetensors",
         "link.safetensors",
         "linked/secret.safetensors",
     ],

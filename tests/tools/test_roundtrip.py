@@ -50,7 +50,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(
     lambda name: name != "__metadata__"
 )
-metadata = st.dictionaries(
+metadata = st.text(max_size=5).map(lambda text: {"format": text}) | st.dictionaries(
     st.text(max_size=5).filter(lambda key: not key.startswith("fpformat.")),
     st.text(max_size=20),
     max_size=1,
@@ -70,10 +70,22 @@ def test_safetensors(state: dict[str, torch.Tensor], strings: dict[str, str]) ->
         save_file(state, root / "a.safetensors", metadata=strings or None)
         convert(root / "a.safetensors", root / "ckpt")
         convert(root / "ckpt", root / "b.safetensors")
-        assert (root / "a.safetensors").read_bytes() == (root / "b.safetensors").read_bytes()
+        one, two = parts_of(root / "a.safetensors"), parts_of(root / "b.safetensors")
+        if strings and "format" not in strings:
+            # Metadata without a format gets one.
+            one[0]["format"] = "pt"
+        else:
+            assert (root / "a.safetensors").read_bytes() == (root / "b.safetensors").read_bytes()
+        assert one == two
         read = load(root / "ckpt")
         assert list(read) == order_of(root / "a.safetensors")
         assert all(same_tensor(read[name], tensor) for name, tensor in state.items())
+
+
+def parts_of(path: Path) -> tuple[dict[str, str], Any, bytes]:
+    opened = open_safetensors(path)
+    opened.source.close()
+    return opened.header.metadata, opened.header.entries, path.read_bytes()[opened.start :]
 
 
 def order_of(path: Path) -> list[str]:

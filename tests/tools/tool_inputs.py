@@ -8,8 +8,15 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from fpformat.dtypes import by_name
+from fpformat.model import Box, ObjectEntry, Part, SavePlan, SegmentPlan, TensorEntry
+from fpformat.source import BytesSource
+from fpformat.tree import TensorRef, dump_tree
+from fpformat.writer import write_checkpoint
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 INDEX = "model.safetensors.index.json"
@@ -188,3 +195,39 @@ def same_tensor(one: Any, two: Any) -> bool:
 def share_memory(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors lie in one storage."""
     return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()
+
+
+def two_ranks(path: Path) -> Path:
+    """Write a checkpoint of two ranks with a tree each and a tensor in two boxes."""
+    dtype = by_name("F32")
+    shared = TensorEntry(name="w", dtype=dtype, shape=(4, 4))
+    own = [TensorEntry(name="b", dtype=dtype, shape=(2,), scope=rank) for rank in (0, 1)]
+    top = Box(start=(0, 0), shape=(2, 4))
+    low = Box(start=(2, 0), shape=(2, 4))
+    segments = []
+    for rank, box in enumerate((top, low)):
+        tree = dump_tree({"b": TensorRef(0), "w": TensorRef(1)})
+        segments.append(
+            SegmentPlan(
+                entries=(own[rank], shared),
+                parts=(
+                    Part(key=("w", None), box=box, shard_offset=0, nbytes=32),
+                    Part(key=("b", rank), box=None, shard_offset=0, nbytes=8),
+                ),
+                objects=(
+                    ObjectEntry(
+                        name="tree", kind=1, payload=tree, scope=rank, ranks=((rank, rank + 1),)
+                    ),
+                ),
+            )
+        )
+    plan = SavePlan(segments=tuple(segments), world_size=2)
+    values = np.arange(16, dtype="f4")
+    sources = {
+        (("w", None), top): BytesSource(values[:8]),
+        (("w", None), low): BytesSource(values[8:]),
+        (("b", 0), None): BytesSource(np.zeros(2, "f4")),
+        (("b", 1), None): BytesSource(np.ones(2, "f4")),
+    }
+    write_checkpoint(path, plan, sources)
+    return path
