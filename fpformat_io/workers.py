@@ -170,12 +170,13 @@ class _Crew:
         for lock in locks:
             lock.acquire()
         started: list[int] = []
-        pairs = zip(locks, arguments, strict=True)
+        left = [False] * len(locks)
+        works = [(lock, left, worker, arguments[worker]) for worker, lock in enumerate(locks)]
         try:
             # Not threading.Thread: its start waits for the new thread to get the interpreter
             # lock, twice the switch interval each when the main thread is busy. And no loop: an
             # interrupt between a start and its note would leave a worker that nobody waits for.
-            started.extend(map(_thread.start_new_thread, repeat(_run), pairs))
+            started.extend(map(_thread.start_new_thread, repeat(_run), works))
         except RuntimeError:
             if not started:
                 run_transfers(*arguments[0])
@@ -183,29 +184,32 @@ class _Crew:
             self._shared[STOP] = 1
             raise
         finally:
-            self._wait(locks[: len(started)])
+            self._wait(locks[: len(started)], left)
 
-    def _wait(self, locks: "list[_thread.LockType]") -> None:
-        """Return when every worker has left; an interrupt is raised after that."""
+    def _wait(self, locks: "list[_thread.LockType]", left: list[bool]) -> None:
+        """Return when every worker has left; an interrupt is raised after that.
+
+        What a worker notes decides, not the lock: an interrupt may be raised just after the lock
+        was acquired, and acquiring it once more would never end.
+        """
         interrupt: BaseException | None = None
-        for lock in locks:
-            while True:
+        for worker, lock in enumerate(locks):
+            while not left[worker]:
                 try:
                     lock.acquire()
                 except BaseException as error:  # noqa: BLE001  raised below
                     # A worker that goes on would write into a file that is closed by then.
                     interrupt = error
                     self._shared[STOP] = 1
-                else:
-                    break
         if interrupt:
             raise interrupt
 
 
-def _run(lock: _thread.LockType, arguments: tuple[Any, ...]) -> None:
+def _run(lock: _thread.LockType, left: list[bool], worker: int, arguments: tuple[Any, ...]) -> None:
     try:
         run_transfers(*arguments)
     finally:
+        left[worker] = True
         lock.release()
 
 
