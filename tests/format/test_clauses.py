@@ -559,3 +559,19 @@ def test_every_row_of_the_faults_is_a_known_clause():
     for clause, _ in (*FAULTS.values(), *DATA_FAULTS.values(), *IGNORED.values()):
         assert clause in CLAUSE_CLASS or clause == "HDR-12"
     assert HIDDEN_ROW == 6
+
+
+@pytest.mark.clause("DIR-2")
+def test_a_segment_on_another_volume(sample, tmp_path):
+    path = Forge(sample).write(tmp_path / "c")
+    roots = [tmp_path / "disk1", tmp_path / "disk2"]
+    folder = roots[1] / bytes(range(16)).hex()
+    folder.mkdir(parents=True)
+    os.rename(path / "seg-000001.fps", folder / "seg-000001.fps")
+    with pytest.raises(FormatError, match="DIR-2"):
+        open_checkpoint(path)
+    with pytest.raises(FormatError, match=r"disk1.*DIR-2"):
+        open_checkpoint(path, volumes=[str(roots[0])])
+    with open_checkpoint(path, volumes=list(map(str, roots))) as checkpoint:
+        assert len(checkpoint.read("grid")) == 48
+    assert verify_checkpoint(path, volumes=list(map(str, roots))).problems == ()
