@@ -112,7 +112,9 @@ class Problem:
 
 
 class SaveError(FpformatError):
-    """The operating system failed during a save, which was not committed; the `OSError` is chained.
+    """The operating system failed during a save; the `OSError` is chained.
+
+    Nothing was committed, but for the two children that say otherwise.
 
     Attributes:
         path: The file or directory concerned.

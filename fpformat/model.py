@@ -108,6 +108,12 @@ class SegmentPlan:
     parts: tuple[Part, ...]
     objects: tuple[ObjectEntry, ...] = ()
 
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of the parts and the objects, without padding and index."""
+        parts = sum(part.nbytes for part in self.parts)
+        return parts + sum(len(entry.payload) for entry in self.objects)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:

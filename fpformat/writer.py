@@ -132,14 +132,9 @@ def write_checkpoint(
         checkpoint_id=checkpoint_id,
         save_id=save_id,
         nbytes=len(document) + sum(record.nbytes for record in records),
-        data_nbytes=sum(_data_nbytes(segment) for segment in plan.segments),
+        data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
         seconds=time.perf_counter() - begin,
     )
-
-
-def _data_nbytes(segment: SegmentPlan) -> int:
-    parts = sum(part.nbytes for part in segment.parts)
-    return parts + sum(len(entry.payload) for entry in segment.objects)
 
 
 def _write_segment(

@@ -18,7 +18,7 @@ from fpformat import writer
 from fpformat.assemble import check_plan
 from fpformat.errors import SaveError
 from fpformat.limits import SAVE_ID_NBYTES
-from fpformat.model import SavePlan, SegmentPlan, ShardKey, ShardSource
+from fpformat.model import SavePlan, ShardKey, ShardSource
 from fpformat.writer import WriteReport
 from fpformat_io.config import EngineConfig, from_env
 from fpformat_io.errors import engine_error
@@ -90,7 +90,7 @@ def write_checkpoint(
         checkpoint_id=checkpoint_id,
         save_id=save_id,
         nbytes=len(document) + sum(record.nbytes for record in save.records),
-        data_nbytes=sum(_data_nbytes(segment) for segment in plan.segments),
+        data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
         seconds=time.perf_counter() - begin,
         mode=volume.mode,
         reason=volume.reason,
@@ -140,8 +140,3 @@ def _write_plainly(
         reason="by the plain writer, without native workers",
         calls=0,
     )
-
-
-def _data_nbytes(segment: SegmentPlan) -> int:
-    parts = sum(part.nbytes for part in segment.parts)
-    return parts + sum(len(entry.payload) for entry in segment.objects)
