@@ -21,6 +21,7 @@ from fpformat.limits import SAVE_ID_NBYTES
 from fpformat.model import SavePlan, ShardKey, ShardSource
 from fpformat.writer import WriteReport
 from fpformat_io.config import EngineConfig, from_env
+from fpformat_io.control import SaveControl
 from fpformat_io.errors import engine_error
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def write_checkpoint(
     save_id: bytes | None = None,
     created_us: int | None = None,
     config: EngineConfig | None = None,
+    control: SaveControl | None = None,
 ) -> EngineReport:
     """Write and commit a checkpoint; it is durable when this returns.
 
@@ -65,37 +67,27 @@ def write_checkpoint(
         save_id: 16 bytes that identify this attempt; random by default.
         created_us: Time for the manifest in microseconds since 1970; now by default.
         config: Memory, threads and way to the disk; from the environment by default.
+        control: Tells when the sources were read, and takes the wish to stop. The plain writer
+            cannot be stopped.
 
     Raises:
+        CancelledError: `control` was told to stop; what was written is removed again.
         PlanError: The plan breaks a clause, or `path` exists; nothing was written.
         EngineError: A system call failed, or there is no memory; what was written is removed
             again.
     """
-    begin = time.perf_counter()
-    config = from_env() if config is None else config
-    native = _native()
-    if native is None:
-        return _write_plainly(path, plan, sources, save_id=save_id, created_us=created_us)
-    check_plan(plan, sources)
+    control = SaveControl() if control is None else control
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
+    native = _native()
     try:
-        save = native(path, plan, save_id, config)
-        document, checkpoint_id = save.write(sources, created_us)
+        if native is None:
+            return _write_plainly(path, plan, sources, save_id=save_id, created_us=created_us)
+        config = from_env() if config is None else config
+        return _write_natively(native, path, plan, sources, save_id, created_us, config, control)
     except SaveError as error:
         raise engine_error(error) from error
-    volume = save.volumes[-1]
-    _LOG.info("%s: written %s (%s)", save.staging.final, volume.mode, volume.reason)
-    return EngineReport(
-        path=save.staging.final,
-        checkpoint_id=checkpoint_id,
-        save_id=save_id,
-        nbytes=len(document) + sum(record.nbytes for record in save.records),
-        data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
-        seconds=time.perf_counter() - begin,
-        mode=volume.mode,
-        reason=volume.reason,
-        calls=save.calls,
-    )
+    finally:
+        control.note_staged()
 
 
 @cache
@@ -117,18 +109,44 @@ def _native() -> "type[Save] | None":
     return Save
 
 
+def _write_natively(
+    native: "type[Save]",
+    path: "str | os.PathLike[str]",
+    plan: SavePlan,
+    sources: Mapping[ShardKey, ShardSource],
+    save_id: bytes,
+    created_us: int | None,
+    config: EngineConfig,
+    control: SaveControl,
+) -> EngineReport:
+    begin = time.perf_counter()
+    check_plan(plan, sources)
+    save = native(path, plan, save_id, config, control)
+    document, checkpoint_id = save.write(sources, created_us)
+    volume = save.volumes[-1]
+    _LOG.info("%s: written %s (%s)", save.staging.final, volume.mode, volume.reason)
+    return EngineReport(
+        path=save.staging.final,
+        checkpoint_id=checkpoint_id,
+        save_id=save_id,
+        nbytes=len(document) + sum(record.nbytes for record in save.records),
+        data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
+        seconds=time.perf_counter() - begin,
+        mode=volume.mode,
+        reason=volume.reason,
+        calls=save.calls,
+    )
+
+
 def _write_plainly(
     path: "str | os.PathLike[str]",
     plan: SavePlan,
     sources: Mapping[ShardKey, ShardSource],
     *,
-    save_id: bytes | None,
+    save_id: bytes,
     created_us: int | None,
 ) -> EngineReport:
-    try:
-        plain = writer.write_checkpoint(path, plan, sources, save_id=save_id, created_us=created_us)
-    except SaveError as error:
-        raise engine_error(error) from error
+    plain = writer.write_checkpoint(path, plan, sources, save_id=save_id, created_us=created_us)
     return EngineReport(
         path=plain.path,
         checkpoint_id=plain.checkpoint_id,

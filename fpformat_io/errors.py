@@ -48,6 +48,10 @@ class StagingError(EngineError):
     """The state could not be copied to host memory; nothing was written."""
 
 
+class CancelledError(EngineError):
+    """The save was stopped at its caller's wish before its commit; nothing of it is left."""
+
+
 class CommitError(EngineError):
     """The save is committed but may not be durable, or its outcome is unknown: see the message."""
 

@@ -9,6 +9,7 @@ from fpformat.model import Manifest, SavePlan, SegmentPlan, SegmentRecord, Shard
 from fpformat.names import segment_name
 from fpformat.publish import Staging
 from fpformat_io.config import EngineConfig
+from fpformat_io.control import SaveControl
 from fpformat_io.segment_writer import SegmentWriter
 from fpformat_io.volume import Volume, decide
 from fpformat_io.workers import StagingRing
@@ -23,6 +24,7 @@ class Save:
         plan: SavePlan,
         save_id: bytes,
         config: EngineConfig,
+        control: SaveControl,
     ) -> None:
         """Take the memory, then create the staging directory.
 
@@ -39,6 +41,8 @@ class Save:
         self._plan = plan
         self._save_id = save_id
         self._config = config
+        self._control = control
+        self._unstaged_count = len(plan.segments)
 
     def write(
         self, sources: Mapping[ShardKey, ShardSource], created_us: int | None
@@ -59,6 +63,7 @@ class Save:
                 extensions=plan.extensions,
             )
             document, checkpoint_id = dump_manifest(manifest)
+            self._control.check()
             self.staging.publish(document)
         except BaseException:
             self.staging.abandon()
@@ -74,12 +79,28 @@ class Save:
         try:
             volume = decide(descriptor, mode=self._config.mode, align=geometry.align)
             writer = SegmentWriter(
-                descriptor, str(path), volume=volume, ring=self._ring, geometry=geometry
+                descriptor,
+                str(path),
+                volume=volume,
+                ring=self._ring,
+                geometry=geometry,
+                control=self._control,
             )
-            record = writer.write(segment, sources, ordinal=ordinal, save_id=self._save_id)
+            record = writer.write(
+                segment,
+                sources,
+                ordinal=ordinal,
+                save_id=self._save_id,
+                after_data=self._note_data,
+            )
             staging.attempt("syncing", lambda: os.fsync(descriptor), path=path)
         finally:
             os.close(descriptor)
         self.volumes.append(writer.volume)
         self.calls += writer.calls
         return record
+
+    def _note_data(self) -> None:
+        self._unstaged_count -= 1
+        if not self._unstaged_count:
+            self._control.note_staged()

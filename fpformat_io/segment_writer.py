@@ -5,7 +5,7 @@ nothing is read twice.
 """
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from fpformat.model import (
 from fpformat.source import BytesSource
 from fpformat.wire import Footer, Header, dump_footer, dump_header
 from fpformat_io.aligned import address_of
+from fpformat_io.control import SaveControl
 from fpformat_io.errors import WriteError
 from fpformat_io.kernels import (
     ADDRESS,
@@ -103,9 +104,17 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, descriptor: int, path: str, *, volume: Volume, ring: StagingRing, geometry: Geometry
+        self,
+        descriptor: int,
+        path: str,
+        *,
+        volume: Volume,
+        ring: StagingRing,
+        geometry: Geometry,
+        control: SaveControl,
     ) -> None:
         self._descriptor = descriptor
+        self._control = control
         self._path = path
         self._ring = ring
         self._geometry = geometry
@@ -120,10 +129,19 @@ class SegmentWriter:
         *,
         ordinal: int,
         save_id: bytes,
+        after_data: Callable[[], None],
     ) -> SegmentRecord:
         """Write the segment; the caller syncs it.
 
+        Args:
+            plan: What it holds.
+            sources: The bytes.
+            ordinal: Its number.
+            save_id: Of the save.
+            after_data: Called when no source will be read any more.
+
         Raises:
+            CancelledError: The save was told to stop.
             WriteError: The operating system failed.
             PlanError: A source gave too few bytes.
         """
@@ -145,6 +163,7 @@ class SegmentWriter:
         head = dump_header(header)
         head_run = Run.of_bytes("header", head)
         pieces = self._write([head_run, *runs], [0, *offsets], start=0, stop=index_offset)
+        after_data()
         # The header block is a stretch like the extents, but its pieces are in no table.
         head_pieces = -(-len(head) // geometry.piece_nbytes)
         index, index_sha256 = IndexAssembly(plan, geometry).dump(offsets, pieces[head_pieces:])
@@ -256,7 +275,9 @@ class SegmentWriter:
 
     def _run_rows(self, transfers: Table, fragments: Table, checksums: Row) -> Outcome:
         target = Target(descriptor=self._descriptor, volume=self.volume)
-        outcome = run_workers(transfers, fragments, checksums, target=target, ring=self._ring)
+        outcome = run_workers(
+            transfers, fragments, checksums, target=target, ring=self._ring, control=self._control
+        )
         self.calls += outcome.calls
         return outcome
 

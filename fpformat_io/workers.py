@@ -15,6 +15,7 @@ import numpy as np
 
 from fpformat_io.aligned import AlignedMemory
 from fpformat_io.config import EngineConfig
+from fpformat_io.control import SaveControl
 from fpformat_io.errors import WriteError
 from fpformat_io.kernels import (
     CALLS,
@@ -110,11 +111,18 @@ class Target:
 
 
 def run_workers(
-    transfers: Table, fragments: Table, checksums: Row, *, target: Target, ring: StagingRing
+    transfers: Table,
+    fragments: Table,
+    checksums: Row,
+    *,
+    target: Target,
+    ring: StagingRing,
+    control: SaveControl,
 ) -> Outcome:
     """Write transfers; see `fpformat_io.kernels.run_transfers` for the arrays.
 
     Raises:
+        CancelledError: The save was told to stop.
         WriteError: A worker ended without having done its work and without an error of the system.
     """
     shared = _shared(target)
@@ -122,16 +130,14 @@ def run_workers(
     if target.volume.mode == "buffered":
         # A file takes one write at a time through the page cache; more workers would only spin.
         count = min(count, _BUFFERED_WORKERS)
-    if count == 1:
-        run_transfers(transfers, fragments, checksums, shared, ring.buffer(0))
-    else:
-        crew = _Crew(shared)
-        crew.run(
-            [
-                (transfers, fragments, checksums, shared, ring.buffer(worker))
-                for worker in range(count)
-            ]
-        )
+    works = [
+        (transfers, fragments, checksums, shared, ring.buffer(worker)) for worker in range(count)
+    ]
+    with control.watch(lambda: shared.__setitem__(STOP, 1)):
+        if count == 1:
+            run_transfers(*works[0])
+        else:
+            _Crew(shared).run(works)
     expected = int(transfers[:, NBYTES].sum())
     if not shared[ERRNO] and shared[DONE_NBYTES] != expected:
         # An exception in a thread only goes to stderr; a save with a hole must not be committed.
