@@ -13,6 +13,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from fpformat.bulk import first_true
 from fpformat.errors import fault
 from fpformat.index import OBJECT_TREE, OWNER_TENSOR, Array, SegmentIndex
 from fpformat.limits import MAX_CUT_DIMS, NONE
@@ -122,20 +123,20 @@ def _check_coverage(indexes: Sequence[SegmentIndex], merged: _Merged, where: str
         numbers.append(owners[~has_box])
         offsets.append(extents["shard_offset"][rows[~has_box]])
         sizes.append(extents["nbytes"][rows[~has_box]])
-        boxed.append(np.unique(owners[has_box]))
+        boxed.append(owners[has_box])
     whole = np.concatenate(numbers)
     _check_whole(
         indexes, merged, whole, np.concatenate(offsets), np.concatenate(sizes), where=where
     )
-    with_boxes = np.unique(np.concatenate(boxed))
-    if both := sorted(set(with_boxes.tolist()) & set(np.unique(whole).tolist())):
-        name = _name(indexes, merged, both[0])
+    is_whole, is_boxed = np.zeros((2, len(merged.nbytes)), dtype=bool)
+    is_whole[whole] = True
+    is_boxed[np.concatenate(boxed)] = True
+    if (bad := first_true(is_whole & is_boxed)) is not None:
+        name = _name(indexes, merged, bad)
         raise fault("EXT-11", f"{where}: tensor {name!r}", "is stored whole and in boxes too")
-    has_bytes = merged.owns & (merged.nbytes > 0)
-    has_bytes[whole] = False
-    has_bytes[with_boxes] = False
-    if has_bytes.any():
-        name = _name(indexes, merged, int(np.argmax(has_bytes)))
+    is_absent = merged.owns & (merged.nbytes > 0) & ~is_whole & ~is_boxed
+    if (bad := first_true(is_absent)) is not None:
+        name = _name(indexes, merged, bad)
         raise fault("EXT-11", f"{where}: tensor {name!r}", "is declared but no segment stores it")
     for number, boxes in shards.items():
         place = f"{where}: tensor {_name(indexes, merged, number)!r}"

@@ -86,7 +86,7 @@ def _check_names(tables: Tables, where: str) -> tuple[list[str], list[str]]:
     ):
         raise fault("NAM-1", f"{where}: names", "are not exactly the names, each ended by a NUL")
     try:
-        names = heap.tobytes().decode().split("\0")[:-1]
+        names = str(heap.data, "utf-8").split("\0")[:-1]
     except UnicodeDecodeError as error:
         raise fault("NAM-2", f"{where}: names", f"are not UTF-8: {error}") from error
     return names[:count], names[count:]
@@ -234,11 +234,11 @@ def _check_extent_boxes(index: SegmentIndex, where: str) -> None:
             detail = "the box is the whole tensor, which has no box record"
             raise fault("EXT-7", extent_title(where, int(rows[group[bad]])), detail)
         box_nbytes[group] = products(shape, ELEMENT_NBYTES[tensors["dtype"][owners]])[0]
-    _check_ranges(extents[rows], rows, box_nbytes, ELEMENT_NBYTES[tensors["dtype"][owner]], where)
+    _check_ranges(extents, rows, box_nbytes, ELEMENT_NBYTES[tensors["dtype"][owner]], where)
 
 
 def _check_ranges(extents: Array, rows: Array, box_nbytes: Array, size: Array, where: str) -> None:
-    offset, nbytes = extents["shard_offset"], extents["nbytes"]
+    offset, nbytes = extents["shard_offset"][rows], extents["nbytes"][rows]
     wrong = (offset % size != 0) | (nbytes % size != 0) | (offset > box_nbytes)
     wrong |= nbytes > box_nbytes - np.minimum(offset, box_nbytes)
     if (bad := first_true(wrong)) is not None:

@@ -104,10 +104,10 @@ class Segment:
             _check_size(nbytes, record, self.where)
             self.header = _read_header(descriptor, place, manifest)
             self.footer = _read_footer(descriptor, place, manifest, self.header)
-            region = bytearray(record.index_nbytes)
+            region = np.empty(record.index_nbytes, dtype=np.uint8)
             read_exact(descriptor, region, offset=record.index_offset, where=self.where)
         tables = parse_index(
-            memoryview(region), header=self.header, footer=self.footer, where=self.where
+            region.data.toreadonly(), header=self.header, footer=self.footer, where=self.where
         )
         self.index: SegmentIndex = check_index(
             tables,
