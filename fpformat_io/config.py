@@ -38,8 +38,8 @@ class EngineConfig:
         """
         if self.buffer_nbytes < 1 or self.buffer_nbytes % _BUFFER_UNIT_NBYTES:
             raise PlanError(f"buffer_nbytes={self.buffer_nbytes}: expected a multiple of 2 MiB")
-        if self.staging_nbytes < 2 * self.buffer_nbytes:
-            least = f"expected at least two buffers of {self.buffer_nbytes} bytes"
+        if self.staging_nbytes < 3 * self.buffer_nbytes:
+            least = f"expected at least three buffers of {self.buffer_nbytes} bytes"
             raise PlanError(f"staging_nbytes={self.staging_nbytes}: {least}")
         if self.worker_count < 1:
             raise PlanError(f"worker_count={self.worker_count}: expected at least 1")

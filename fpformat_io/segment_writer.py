@@ -6,92 +6,30 @@ nothing is read twice.
 
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fpformat.assemble import IndexAssembly
-from fpformat.errors import PlanError
 from fpformat.layout import place_extents
-from fpformat.limits import round_up
 from fpformat.manifest import feature_words
 from fpformat.model import (
     Features,
     Geometry,
-    Part,
     SegmentPlan,
     SegmentRecord,
     ShardKey,
     ShardSource,
 )
-from fpformat.source import BytesSource
 from fpformat.wire import Footer, Header, dump_footer, dump_header
 from fpformat_io.aligned import address_of
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import WriteError
-from fpformat_io.kernels import (
-    ADDRESS,
-    AT,
-    COUNT,
-    FIRST,
-    FRAGMENT_NBYTES,
-    IS_STRAIGHT,
-    NBYTES,
-    OFFSET,
-    Row,
-    Table,
-    combine_runs,
-)
+from fpformat_io.kernels import FRAGMENT_NBYTES, NBYTES, Row, Table, combine_runs
+from fpformat_io.pulls import Pulls, copier_of
+from fpformat_io.runs import Run
 from fpformat_io.transfers import Stretches, TransferList, cut_transfers
 from fpformat_io.volume import Volume, fall_back, preallocate
-from fpformat_io.workers import Outcome, StagingRing, Target, os_error, run_workers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The source of a stretch: which bytes of which shard, and where they lie, if in memory.
-
-    Attributes:
-        memory: The bytes; None when they have to be read.
-    """
-
-    name: str
-    source: ShardSource
-    shard_offset: int
-    nbytes: int
-    memory: memoryview | None
-
-    @classmethod
-    def of(cls, part: Part, source: ShardSource) -> "Run":
-        """Return the run of a plan's part; PlanError when its memory is too short.
-
-        A source may have an attribute ``buffer``: the bytes of the whole shard where they lie, or
-        None when they have to be read.
-        """
-        memory: memoryview | None = getattr(source, "buffer", None)
-        if memory is not None:
-            memory = memory[part.shard_offset : part.shard_offset + part.nbytes]
-            _check_size(part.key[0], len(memory), part.nbytes)
-        return cls(
-            name=part.key[0],
-            source=source,
-            shard_offset=part.shard_offset,
-            nbytes=part.nbytes,
-            memory=memory,
-        )
-
-    @classmethod
-    def of_bytes(cls, name: str, memory: bytes) -> "Run":
-        """Return the run of all bytes of an object in memory."""
-        source = BytesSource(memory)
-        return cls(
-            name=name, source=source, shard_offset=0, nbytes=len(memory), memory=source.buffer
-        )
-
-
-def _check_size(name: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise PlanError(f"{name!r}: its source gave {found} of {expected} bytes")
+from fpformat_io.workers import Crew, Outcome, StagingRing, Target, os_error
 
 
 class SegmentWriter:
@@ -262,55 +200,26 @@ class SegmentWriter:
     def _run(
         self, todo: TransferList, stretches: Stretches, runs: Sequence[Run]
     ) -> tuple[Row, Outcome]:
-        """Write what lies in memory, then what has to be read; stop at the first error."""
+        """Write what lies in memory, and meanwhile read the rest; stop at the first error."""
         checksums = np.zeros(len(todo.fragments) + len(todo.transfers), dtype=np.int64)
-        ready = todo.transfers[~todo.is_pulled]
-        outcome = self._run_rows(ready, todo.fragments, checksums)
-        for batch in self._batches(todo):
-            if outcome.errno:
-                break
-            self._pull(batch, todo, stretches, runs)
-            outcome = self._run_rows(batch, todo.fragments, checksums)
+        target = Target(descriptor=self._descriptor, volume=self.volume)
+        with Crew(target, self._ring, self._control) as crew:
+            crew.start(todo.transfers[~todo.is_pulled], todo.fragments, checksums)
+            for batch in self._batches(todo, stretches, runs):
+                outcome = crew.finish()
+                if outcome.errno:
+                    break
+                crew.start(batch, todo.fragments, checksums)
+            outcome = crew.finish()
+        self.calls += outcome.calls
         return checksums, outcome
 
-    def _run_rows(self, transfers: Table, fragments: Table, checksums: Row) -> Outcome:
-        target = Target(descriptor=self._descriptor, volume=self.volume)
-        outcome = run_workers(
-            transfers, fragments, checksums, target=target, ring=self._ring, control=self._control
-        )
-        self.calls += outcome.calls
-        return outcome
-
-    def _batches(self, todo: TransferList) -> Iterator[Table]:
-        """Yield the transfers that have to be read, as many at once as there is memory for."""
-        pulled = todo.transfers[todo.is_pulled]
-        size = max(self._ring.pull_nbytes // self._ring.transfer_nbytes(self.volume), 1)
-        for first in range(0, len(pulled), size):
-            yield np.ascontiguousarray(pulled[first : first + size])
-
-    def _pull(
-        self, batch: Table, todo: TransferList, stretches: Stretches, runs: Sequence[Run]
-    ) -> None:
-        """Read the sources of some transfers into staging memory and note the addresses."""
-        slot = 0
-        for transfer in batch:
-            first, stop = transfer[FIRST], transfer[FIRST] + transfer[COUNT]
-            fragments, owners = todo.fragments[first:stop], todo.stretch_of[first:stop]
-            begins = np.flatnonzero(np.diff(owners, prepend=-1))
-            taken = 0
-            for begin, end in zip(begins, [*begins[1:], len(owners)], strict=True):
-                run, stretch = runs[owners[begin]], owners[begin]
-                if run.memory is not None:
-                    continue
-                at = int(fragments[begin, AT])
-                nbytes = int(fragments[end - 1, AT] + fragments[end - 1, FRAGMENT_NBYTES]) - at
-                inside = int(transfer[OFFSET]) + at - int(stretches.offsets[stretch])
-                view = run.source.read(offset=run.shard_offset + inside, nbytes=nbytes)
-                _check_size(run.name, len(view), nbytes)
-                self._ring.pull_view(slot + at, nbytes)[:] = np.frombuffer(view, np.uint8)
-                fragments[begin:end, ADDRESS] = (
-                    self._ring.pull_address + slot + fragments[begin:end, AT]
-                )
-                taken += nbytes
-            transfer[IS_STRAIGHT] = taken == transfer[NBYTES]
-            slot += round_up(int(transfer[NBYTES]), to=self._geometry.align)
+    def _batches(
+        self, todo: TransferList, stretches: Stretches, runs: Sequence[Run]
+    ) -> Iterator[Table]:
+        if not todo.is_pulled.any():
+            return iter(())
+        copier = copier_of(runs)
+        memory = copier.memory(self._ring.pull_nbytes) if copier else self._ring.pull_memory()
+        align = self._geometry.align
+        return Pulls(todo, stretches, runs, memory=memory, align=align).batches()

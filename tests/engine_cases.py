@@ -11,7 +11,7 @@ from fpformat_io.config import EngineConfig
 U8 = by_name("U8")
 MIB = 1024 * 1024
 SAME = {"save_id": bytes(range(16)), "created_us": 1_700_000_000_000_000}
-SMALL_RING = {"buffer_nbytes": 2 * MIB, "staging_nbytes": 6 * MIB, "worker_count": 2}
+SMALL_RING = {"buffer_nbytes": 2 * MIB, "staging_nbytes": 8 * MIB, "worker_count": 2}
 EDGES = (0, 1, 63, 64, 65, 511, 512, 4095, 4096, 4097, 70_000, MIB - 1, MIB, 3 * MIB + 5)
 
 
