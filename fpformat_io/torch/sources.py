@@ -1,6 +1,5 @@
 """Where the bytes of a save come from: live tensors, or copies made at the call."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,9 @@ from fpformat.dtypes import numpy_dtype
 from fpformat.model import ShardSource
 from fpformat.source import BytesSource
 from fpformat_io.errors import StagingError
-from fpformat_io.torch.dtypes import byte_view, c_order, c_order_copy, is_plain
+from fpformat_io.pulls import Bytes
+from fpformat_io.torch.device import DeviceCopier, DeviceCopiers
+from fpformat_io.torch.dtypes import byte_view, c_order_copy, copy_range, is_plain
 from fpformat_io.torch.flatten import Slot
 
 
@@ -24,28 +25,16 @@ def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return byte_view(tensor).numpy().data
 
 
-class _Scratch:
-    """Holds the host copy of one tensor at a time, so that a save needs no more than that."""
-
-    def __init__(self) -> None:
-        self._owner: object = None
-        self._copy = memoryview(b"")
-
-    def bytes_of(self, owner: object, make: Callable[[], memoryview]) -> memoryview:
-        """Return the bytes that `owner` made last, or make them in place of another's."""
-        if owner is not self._owner:
-            self._owner, self._copy = None, memoryview(b"")
-            self._copy = make()
-            self._owner = owner
-        return self._copy
-
-
 class LiveSource:
-    """Reads a tensor where it is; what is no plain host memory is copied when it is its turn."""
+    """Reads a tensor or an array where it is.
 
-    def __init__(self, slot: Slot, scratch: _Scratch) -> None:
+    Attributes:
+        copier: Who copies from the device of the tensor, None for host memory.
+    """
+
+    def __init__(self, slot: Slot, copier: DeviceCopier | None) -> None:
         self._slot = slot
-        self._scratch = scratch
+        self.copier = copier
 
     @property
     def buffer(self) -> memoryview | None:
@@ -58,19 +47,34 @@ class LiveSource:
 
     def read(self, *, offset: int, nbytes: int) -> memoryview:
         """Return bytes of the tensor; see `fpformat.model.ShardSource`."""
-        return self._scratch.bytes_of(self, self._make)[offset : offset + nbytes]
+        target = np.empty(nbytes, dtype=np.uint8)
+        self.read_into(target, offset=offset)
+        if self.copier:
+            self.copier.wait()
+        return target.data
 
-    def _make(self) -> memoryview:
+    def read_into(self, target: Bytes, *, offset: int) -> None:
+        """Fill `target` with bytes of the tensor; see `fpformat_io.pulls.PullSource`."""
         value = self._slot.value
-        if isinstance(value, torch.Tensor):
-            return _tensor_bytes(c_order(value))
-        return _array_bytes(self._slot, value)
+        if not isinstance(value, torch.Tensor):
+            self._read_array(target, value, offset=offset)
+        elif self.copier:
+            self.copier.copy(target, value, offset=offset)
+        else:
+            copy_range(target, value, offset=offset)
+
+    def _read_array(self, target: Bytes, array: "np.ndarray[Any, Any]", *, offset: int) -> None:
+        width = self._slot.dtype.nbytes
+        start, skip = divmod(offset, width)
+        stop = -(-(offset + len(target)) // width)
+        part = array.flat[start:stop].astype(numpy_dtype(self._slot.dtype), copy=False)
+        target[:] = part.view(np.uint8)[skip : skip + len(target)]
 
 
 def live_sources(slots: list[Slot]) -> dict[str, ShardSource]:
     """Return sources that read the state itself, by name; it must not change meanwhile."""
-    scratch = _Scratch()
-    return {slot.name: LiveSource(slot, scratch) for slot in slots}
+    copiers = DeviceCopiers()
+    return {slot.name: LiveSource(slot, copiers.of(slot.value)) for slot in slots}
 
 
 def copied_sources(slots: list[Slot]) -> dict[str, ShardSource]:
