@@ -30,8 +30,8 @@ def save(
     The state is any nesting of dict, OrderedDict, Counter, list and tuple over tensors,
     parameters, numpy arrays and scalars, and Python's plain values. It is read in place and must
     not change meanwhile; a tensor that is not contiguous host memory is copied when it is written,
-    a few megabytes at a time. Tensors come back contiguous; ``requires_grad`` is kept for parameters, other
-    attributes set on tensors are not.
+    a few megabytes at a time. Tensors come back contiguous; ``requires_grad`` is kept for
+    parameters, other attributes set on tensors are not.
 
     Args:
         state: The state.
