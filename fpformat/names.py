@@ -4,6 +4,7 @@ A path is a tuple of elements. An element is a pair of its kind and its value; i
 so that no two paths share a name. The escape character is ``~``.
 """
 
+import re
 from typing import Final, Literal, TypeAlias
 
 from fpformat.errors import PlanError
@@ -22,6 +23,7 @@ MANIFEST_NAME: Final = "manifest.json"
 STAGING_PREFIX: Final = ".fps-"
 TREE_NAME: Final = "tree"
 HIDDEN_PREFIX: Final = "~h/"
+_SET_ASIDE: Final = re.compile(r".*\.(bad|superseded)-[0-9a-f]{32}", re.DOTALL)
 _ESCAPES: Final = {"0": "~", "1": "/", "2": "\0"}
 
 
@@ -128,6 +130,19 @@ def trash_name(save_id: bytes) -> str:
 def aside_name(name: str, save_id: bytes) -> str:
     """Return the name to which an unloadable directory called `name` is moved."""
     return f"{name}.bad-{save_id.hex()}"
+
+
+def superseded_name(name: str, mark: bytes) -> str:
+    """Return the name to which a checkpoint that a run went back behind is moved."""
+    return f"{name}.superseded-{mark.hex()}"
+
+
+def is_out_of_search(name: str) -> bool:
+    """Return whether a search for checkpoints passes a name over.
+
+    spec: COM-19
+    """
+    return name.startswith(STAGING_PREFIX) or _SET_ASIDE.fullmatch(name) is not None
 
 
 def step_name(step: int) -> str:

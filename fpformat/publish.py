@@ -6,47 +6,96 @@ final name never shows a directory without a whole manifest; the parent's, so th
 A lock on the staging directory tells garbage collection that its writer lives.
 """
 
-import fcntl
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from fpformat.commit import Event, State, next_state
+from fpformat.durability import lock_own, make_directories, sync_directory, sync_names
 from fpformat.errors import CommitOutcomeUnknownError, NotDurableError, PlanError, SaveError
+from fpformat.leftovers import collect
 from fpformat.names import MANIFEST_NAME, segment_name, staging_name
+from fpformat.shield import run_whole
 
 T = TypeVar("T")
 
+# Less the mask of the process: who shares a directory with a team sets that.
+_FILE_MODE: Final = 0o666
+_NONE: Final = -1
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+# Descriptors of staging directories that are being written. A forked child inherits them, and with
+# them a share in their locks, so that a save which died would look alive as long as the child does.
+_HELD: Final[set[int]] = set()
+
+
+def _close_inherited() -> None:
+    for descriptor in _HELD:
+        with suppress(OSError):
+            os.close(descriptor)
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
 
 class Staging:
-    """The staging directory of one save, from its creation to commit or removal."""
+    """The staging directory of one save, from its creation to commit or removal.
+
+    Attributes:
+        final: Where the checkpoint will stand, absolute.
+        path: The staging directory.
+        warnings: What the file system cannot do for a save, one line each.
+        removed: Directories of dead writers that were removed from beside it.
+    """
 
     def __init__(self, final: "str | os.PathLike[str]", save_id: bytes) -> None:
-        """Create the directory beside its final name and lock it.
+        """Remove what dead writers left beside the final name, then create the directory there.
 
         Raises:
             PlanError: Something stands at the final name already.
             SaveError: The directory cannot be made.
         """
-        self.final = Path(os.path.abspath(final))
-        self.path = self.final.parent / staging_name(save_id)
+        self.warnings: list[str] = []
+        self.removed: tuple[Path, ...] = ()
         self._state = State.OPEN
         self._ordinals: set[int] = set()
+        self._process = os.getpid()
+        self._descriptor = _NONE
+        self.path = Path(final)  # for messages, until the next line
+        self.final = self.attempt("finding its place", lambda: Path(os.path.abspath(final)))
+        self.path = self.final.parent / staging_name(save_id)
         if self.attempt("looking at the name", lambda: _exists(self.final), path=self.final):
             raise PlanError(f"{self.final}: exists already; a checkpoint is never overwritten")
+        self.attempt("creating the directory", self._make_parent, path=self.final.parent)
         self.attempt("creating the staging directory", self._create)
 
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _make_parent(self) -> None:
+        make_directories(self.final.parent, self._warn)
+        # To tidy up is a courtesy: a directory that cannot be listed can still be saved into.
+        with suppress(OSError):
+            self.removed = collect(self.final.parent, warn=self._warn)
+
     def _create(self) -> None:
-        self.final.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir()
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.path.rmdir()
+            _HELD.add(self._descriptor)
+            lock_own(self._descriptor, self.path, self._warn)
+        except BaseException:
+            self.abandon()
             raise
+
+    def _close(self) -> None:
+        if self._descriptor != _NONE:
+            _HELD.discard(self._descriptor)
+            os.close(self._descriptor)
 
     def attempt(self, action: str, work: Callable[[], T], *, path: Path | None = None) -> T:
         """Run `work` and turn an `OSError` into a `SaveError` that names path and action."""
@@ -57,12 +106,11 @@ class Staging:
 
     def create_segment(self, ordinal: int) -> int:
         """Create the file of a segment, which must not exist, and return its descriptor."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._ordinals.add(ordinal)
         name = segment_name(ordinal)
         return self.attempt(
             "creating the segment",
-            lambda: os.open(name, flags, 0o644, dir_fd=self._descriptor),
+            lambda: os.open(name, _CREATE, _FILE_MODE, dir_fd=self._descriptor),
             path=self.path / name,
         )
 
@@ -71,8 +119,11 @@ class Staging:
 
         spec: COM-4
         """
-        self.attempt("syncing the staging directory", lambda: os.fsync(self._descriptor))
+        self.attempt("syncing the staging directory", self._sync_names)
         self._state = next_state(self._state, Event.SEAL)
+
+    def _sync_names(self) -> None:
+        sync_names(self._descriptor, self.path, self._warn)
 
     def publish(self, manifest: bytes) -> None:
         """Write the manifest and give the directory its final name: the commit.
@@ -85,7 +136,7 @@ class Staging:
             CommitOutcomeUnknownError: The rename failed and the final name cannot be read.
         """
         self.attempt("writing the manifest", lambda: self._write_manifest(manifest))
-        self.attempt("syncing the staging directory", lambda: os.fsync(self._descriptor))
+        self.attempt("syncing the staging directory", self._sync_names)
         try:
             os.rename(self.path, self.final)
         except OSError as error:
@@ -93,15 +144,14 @@ class Staging:
                 raise SaveError(str(self.final), "publishing", error) from error
         self._state = next_state(self._state, Event.PUBLISH)
         try:
-            os.close(self._descriptor)
-            sync_directory(self.final.parent)
+            self._close()
+            sync_directory(self.final.parent, self._warn)
         except OSError as error:
             action = "the checkpoint is committed, but making its name durable"
             raise NotDurableError(str(self.final), action, error) from error
 
     def _write_manifest(self, manifest: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(MANIFEST_NAME, flags, 0o644, dir_fd=self._descriptor)
+        descriptor = os.open(MANIFEST_NAME, _CREATE, _FILE_MODE, dir_fd=self._descriptor)
         try:
             write_all(descriptor, manifest)
             os.fsync(descriptor)
@@ -122,9 +172,19 @@ class Staging:
             raise CommitOutcomeUnknownError(str(self.final), "publishing", error) from error
 
     def abandon(self) -> None:
-        """Remove what was staged, by derived names only; nothing once the outcome is decided."""
+        """Remove what was staged, by derived names only; nothing once the outcome is decided.
+
+        A child of the process that saves does nothing, since the directory is its parent's. An
+        interrupt is raised when all is removed.
+
+        spec: COM-14
+        """
+        if self._process == os.getpid():
+            run_whole(self._abandon)
+
+    def _abandon(self) -> None:
         if self._state is State.UNKNOWN:
-            os.close(self._descriptor)
+            self._close()
             self._state = next_state(self._state, Event.ABANDON)
         if self._state not in (State.OPEN, State.SEALED):
             return
@@ -135,7 +195,7 @@ class Staging:
                 os.unlink(name, dir_fd=self._descriptor)
         with suppress(OSError):
             os.rmdir(self.path)
-        os.close(self._descriptor)
+        self._close()
 
 
 def _exists(path: Path) -> bool:
@@ -153,12 +213,3 @@ def write_all(descriptor: int, buffer: "bytes | memoryview") -> None:
     view = memoryview(buffer)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -43,6 +43,8 @@ class WriteReport:
         nbytes: Size of all files.
         data_nbytes: Bytes of tensors and objects.
         seconds: From the call to the end of the last sync.
+        warnings: What the file system could not do, such as to lock or to sync a directory.
+        removed: Directories of writers that died, which were removed from beside the checkpoint.
     """
 
     path: Path
@@ -51,6 +53,8 @@ class WriteReport:
     nbytes: int
     data_nbytes: int
     seconds: float
+    warnings: tuple[str, ...] = ()
+    removed: tuple[Path, ...] = ()
 
 
 class _SegmentFile:
@@ -134,6 +138,8 @@ def write_checkpoint(
         nbytes=len(document) + sum(record.nbytes for record in records),
         data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
         seconds=time.perf_counter() - begin,
+        warnings=tuple(staging.warnings),
+        removed=staging.removed,
     )
 
 

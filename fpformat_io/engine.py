@@ -10,8 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from fpformat import writer
@@ -19,6 +19,7 @@ from fpformat.assemble import check_plan
 from fpformat.errors import SaveError
 from fpformat.limits import SAVE_ID_NBYTES
 from fpformat.model import SavePlan, ShardKey, ShardSource
+from fpformat.shield import run_whole
 from fpformat.writer import WriteReport
 from fpformat_io.config import EngineConfig, from_env
 from fpformat_io.control import SaveControl
@@ -40,9 +41,9 @@ class EngineReport(WriteReport):
         calls: System calls that wrote segments; the plain writer does not count and gives 0.
     """
 
-    mode: str
-    reason: str
-    calls: int
+    mode: str = "buffered"
+    reason: str = "by the plain writer, without native workers"
+    calls: int = 0
 
 
 def write_checkpoint(
@@ -58,7 +59,9 @@ def write_checkpoint(
     """Write and commit a checkpoint; it is durable when this returns.
 
     Sources that are memory (they have a `buffer`) are read by the workers where they are and must
-    not change meanwhile; others are read piece by piece, in file order, by the calling thread.
+    not change meanwhile; others are read piece by piece, in file order, by one thread.
+
+    An interrupt, such as Ctrl-C, stops the save; it is raised when what was written is removed.
 
     Args:
         path: Directory to create; nothing may stand there.
@@ -67,8 +70,7 @@ def write_checkpoint(
         save_id: 16 bytes that identify this attempt; random by default.
         created_us: Time for the manifest in microseconds since 1970; now by default.
         config: Memory, threads and way to the disk; from the environment by default.
-        control: Tells when the sources were read, and takes the wish to stop. The plain writer
-            cannot be stopped.
+        control: Tells when the sources were read, and takes the wish to stop.
 
     Raises:
         CancelledError: `control` was told to stop; what was written is removed again.
@@ -81,13 +83,32 @@ def write_checkpoint(
     native = _native()
     try:
         if native is None:
-            return _write_plainly(path, plan, sources, save_id=save_id, created_us=created_us)
-        config = from_env() if config is None else config
-        return _write_natively(native, path, plan, sources, save_id, created_us, config, control)
+            work = partial(_write_plainly, path, plan, sources, save_id, created_us, control)
+        else:
+            config = from_env() if config is None else config
+            work = partial(
+                _write_natively, native, path, plan, sources, save_id, created_us, config, control
+            )
+        report = run_whole(work, stop=control.cancel)
     except SaveError as error:
         raise engine_error(error) from error
     finally:
         control.note_staged()
+    _tell(report)
+    return report
+
+
+def _tell(report: EngineReport) -> None:
+    for warning in report.warnings:
+        _warn_once(warning)
+    for path in report.removed:
+        _LOG.warning("removed %s, which a writer that died left behind", path)
+    _LOG.info("%s: written %s (%s)", report.path, report.mode, report.reason)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)
 
 
 @cache
@@ -124,7 +145,6 @@ def _write_natively(
     save = native(path, plan, save_id, config, control)
     document, checkpoint_id = save.write(sources, created_us)
     volume = save.volumes[-1]
-    _LOG.info("%s: written %s (%s)", save.staging.final, volume.mode, volume.reason)
     return EngineReport(
         path=save.staging.final,
         checkpoint_id=checkpoint_id,
@@ -135,26 +155,37 @@ def _write_natively(
         mode=volume.mode,
         reason=volume.reason,
         calls=save.calls,
+        warnings=tuple(save.staging.warnings),
+        removed=save.staging.removed,
     )
+
+
+class _Stoppable:
+    """A source that is read only while the save may go on."""
+
+    def __init__(self, source: ShardSource, control: SaveControl) -> None:
+        self._source = source
+        self._control = control
+
+    def read(self, *, offset: int, nbytes: int) -> memoryview:
+        """Return the bytes of the source.
+
+        Raises:
+            CancelledError: The save was told to stop.
+        """
+        self._control.check()
+        return self._source.read(offset=offset, nbytes=nbytes)
 
 
 def _write_plainly(
     path: "str | os.PathLike[str]",
     plan: SavePlan,
     sources: Mapping[ShardKey, ShardSource],
-    *,
     save_id: bytes,
     created_us: int | None,
+    control: SaveControl,
 ) -> EngineReport:
-    plain = writer.write_checkpoint(path, plan, sources, save_id=save_id, created_us=created_us)
-    return EngineReport(
-        path=plain.path,
-        checkpoint_id=plain.checkpoint_id,
-        save_id=plain.save_id,
-        nbytes=plain.nbytes,
-        data_nbytes=plain.data_nbytes,
-        seconds=plain.seconds,
-        mode="buffered",
-        reason="by the plain writer, without native workers",
-        calls=0,
-    )
+    check_plan(plan, sources)
+    stoppable = {key: _Stoppable(source, control) for key, source in sources.items()}
+    plain = writer.write_checkpoint(path, plan, stoppable, save_id=save_id, created_us=created_us)
+    return EngineReport(**{field.name: getattr(plain, field.name) for field in fields(plain)})

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from fpformat.errors import FormatError, PlanError, StorageError, fault
-from fpformat.names import MANIFEST_NAME, STAGING_PREFIX
+from fpformat.names import MANIFEST_NAME, is_out_of_search
 from fpformat.reader import open_checkpoint
 from fpformat.verify import verify_checkpoint
 
 _LOG: Final = logging.getLogger("fpformat_io")
 _STEP: Final = re.compile(r"step-(\d{10,})")
-_ASIDE: Final = re.compile(r".*\.bad-[0-9a-f]{32}")
 _PEEK_NBYTES: Final = 16 * 1024 * 1024
 
 Verify = Literal["structure", "full"]
@@ -54,21 +53,10 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def warn_of_newer(root: Path, step: int) -> None:
-    """Log a warning when a root holds steps above the one that is about to be saved.
-
-    They stay the newest, for `latest` and for retention, whoever wrote them.
-    """
-    newer = sorted(name for name in os.listdir(root) if (step_of(name) or 0) > step)
-    if newer:
-        text = "%s: holds %s and so %d newer than step %d; they stay the latest until removed"
-        _LOG.warning(text, root, newer[-1], len(newer), step)
-
-
 def _candidates(root: Path) -> Iterator[Path]:
     with os.scandir(root) as entries:
         for entry in entries:
-            if entry.name.startswith(STAGING_PREFIX) or _ASIDE.fullmatch(entry.name):
+            if is_out_of_search(entry.name):
                 continue
             path = root / entry.name
             if entry.is_dir() and (step_of(entry.name) is not None or _has_manifest(path)):

@@ -50,7 +50,7 @@ def save(
     """
     begin = time.perf_counter()
     ready = capture(state, step=step, metadata=metadata, sources=live_sources)
-    return report_of(write(path, ready, None), ready, begin=begin)
+    return report_of(write(path, ready), ready, begin=begin)
 
 
 def load(

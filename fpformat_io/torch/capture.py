@@ -15,6 +15,7 @@ from fpformat.names import TREE_NAME
 from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef
 from fpformat.ties import Ties
 from fpformat.tree import dump_tree
+from fpformat_io.control import SaveControl
 from fpformat_io.engine import EngineReport, write_checkpoint
 from fpformat_io.errors import EngineError, engine_error
 from fpformat_io.fold import map_leaves
@@ -53,7 +54,7 @@ def capture(
         PlanError: The state, the step or the metadata cannot be stored.
         StagingError: The state could not be copied.
     """
-    check_step(step)
+    _check_step(step)
     user = _checked_metadata(metadata)
     flat = flatten(state)
     ties, bases = tie_slots(flat.slots)
@@ -75,7 +76,12 @@ def capture(
     )
 
 
-def write(path: "str | PathLike[str]", ready: Capture, save_id: bytes | None) -> EngineReport:
+def write(
+    path: "str | PathLike[str]",
+    ready: Capture,
+    save_id: bytes | None = None,
+    control: SaveControl | None = None,
+) -> EngineReport:
     """Write and commit a captured state.
 
     Raises:
@@ -83,7 +89,9 @@ def write(path: "str | PathLike[str]", ready: Capture, save_id: bytes | None) ->
         EngineError: The operating system failed; nothing was committed.
     """
     try:
-        return write_checkpoint(Path(path), ready.plan, ready.sources, save_id=save_id)
+        return write_checkpoint(
+            Path(path), ready.plan, ready.sources, save_id=save_id, control=control
+        )
     except (PlanError, EngineError):
         raise
     except Exception as error:
@@ -104,12 +112,13 @@ def report_of(
         seconds=seconds,
         stall_seconds=seconds if stall_seconds is None else stall_seconds,
         untied=ready.untied,
+        warnings=written.warnings,
         mode=written.mode,
         bandwidth_bytes_per_s=written.nbytes / written.seconds,
     )
 
 
-def check_step(step: int | None) -> None:
+def _check_step(step: int | None) -> None:
     """Raise PlanError for a step that a manifest cannot hold."""
     if step is not None and (type(step) is not int or not 0 <= step <= MAX_INT):
         raise PlanError(f"step={step!r}: expected an int from 0 to 2^53-1, or None")

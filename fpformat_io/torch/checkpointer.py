@@ -1,25 +1,30 @@
 """Checkpoints of a training run: one directory for each step, the newest few kept."""
 
+import logging
 import os
 import time
 from collections.abc import Mapping
-from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from fpformat.durability import make_directories
 from fpformat.errors import FormatError, PlanError, SaveError
-from fpformat.limits import SAVE_ID_NBYTES
+from fpformat.leftovers import collect
+from fpformat.limits import MAX_INT, SAVE_ID_NBYTES
 from fpformat.names import step_name
 from fpformat.reader import open_checkpoint
 from fpformat.verify import verify_checkpoint
+from fpformat_io.control import SaveControl
 from fpformat_io.errors import engine_error
-from fpformat_io.find import LatestCheckpoint, latest, warn_of_newer
-from fpformat_io.retention import Retention, collect, move_aside
+from fpformat_io.find import LatestCheckpoint, latest
+from fpformat_io.retention import Retention, move_aside
+from fpformat_io.rewind import check_newest, go_back
 from fpformat_io.session import SaveHandle, SaveReport, SaveSession
-from fpformat_io.torch.capture import Capture, capture, check_step, report_of, write
+from fpformat_io.torch.capture import Capture, capture, report_of, write
 from fpformat_io.torch.sources import copied_sources
 
+_LOG: Final = logging.getLogger("fpformat_io")
 # What these classes describe can never become loadable. A file system that fails now, and a
 # checkpoint that only a newer version reads, are no reason to move anything.
 _UNLOADABLE: Final = frozenset({"incomplete", "corrupt", "malformed", "invalid", "not_fpformat"})
@@ -32,43 +37,59 @@ class Checkpointer:
     memory needed is that of the state. One save runs at a time: the next call waits for it.
     """
 
-    def __init__(self, root: "str | PathLike[str]", *, keep: int | None = 3) -> None:
+    def __init__(
+        self,
+        root: "str | os.PathLike[str]",
+        *,
+        keep: int | None = None,
+        resume_from: int | None = None,
+    ) -> None:
         """Open a root, which is created when it does not exist.
 
         Staging directories of writers that died, and trash, are removed.
 
         Args:
             root: Directory of the checkpoints.
-            keep: How many loadable checkpoints stay, at least 1; None keeps all.
+            keep: How many loadable checkpoints stay, at least 1: with each one saved, older ones
+                beyond this number are removed, also those of an earlier run. None keeps all.
+            resume_from: The step that the run goes on from, when that is not the latest:
+                checkpoints above it are renamed to ``<name>.superseded-<id>``, where no search
+                finds them. None leaves all names alone.
 
         Raises:
-            PlanError: `keep` is something else.
-            EngineError: The root cannot be created or listed.
+            PlanError: An argument is something else.
+            EngineError: The root cannot be created, listed or changed.
         """
         if keep is not None and (type(keep) is not int or keep < 1):
             raise PlanError(f"keep={keep!r}: expected an int of at least 1, or None")
-        # Absolute, because saves go on in the background while the working directory may change.
-        self.root = Path(os.path.abspath(root))
+        if resume_from is not None:
+            _check_step(resume_from, name="resume_from")
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            collect(self.root)
+            # Absolute: saves go on in the background while the working directory may change.
+            self.root = Path(os.path.abspath(root))
+            make_directories(self.root, _LOG.warning)
+            for path in collect(self.root, warn=_LOG.warning):
+                _LOG.warning("removed %s, which a writer that died left behind", path)
+            if resume_from is not None:
+                go_back(self.root, resume_from)
         except OSError as error:
-            failure = SaveError(str(self.root), "opening the root", error)
-            raise engine_error(failure) from error
+            raise engine_error(SaveError(os.fspath(root), "opening the root", error)) from error
         self._retention = Retention(self.root, keep)
         self._session = SaveSession()
         self._is_closed = False
-        self._warn_of_newer = True
+        self._highest_step: int | None = None
 
     def save(
         self, step: int, state: Any, *, metadata: Mapping[str, str] | None = None
     ) -> SaveHandle:
         """Copy the state and save it in the background.
 
-        Waits first for a save that still runs. When this returns, the state may change.
+        Waits first for a save that still runs; threads that save at once take turns. When this
+        returns, the state may change. Called when the interpreter exits already, as by an exit
+        handler, it returns when the save is durable.
 
         Args:
-            step: Training step; the directory is named after it.
+            step: Training step; the directory is named after it. Not below one that was saved.
             state: See `fpformat_io.torch.save`.
             metadata: Strings for the manifest.
 
@@ -78,32 +99,39 @@ class Checkpointer:
             tries again.
 
         Raises:
-            PlanError: The state cannot be stored, or there is a sound checkpoint of this step
-                already; a directory of its name that is damaged is moved aside. Nothing was
-                written.
-            EngineError: The save before failed and nobody was told, or the state cannot be copied.
+            PlanError: The state cannot be stored, or there is a sound checkpoint of this step or
+                of a higher one already; a directory of its name that is damaged is moved aside.
+                Nothing was written.
+            EngineError: A save before failed and nobody was told, or the state cannot be copied.
         """
         begin = time.perf_counter()
-        if self._is_closed:
-            raise PlanError("the Checkpointer is closed")
-        self._session.wait_idle()
-        check_step(step)
-        if step is None:
-            raise PlanError("step=None: expected an int from 0 to 2^53-1")
-        if self._warn_of_newer:
-            self._warn_of_newer = False
-            warn_of_newer(self.root, step)
-        path = self.root / step_name(step)
-        save_id = os.urandom(SAVE_ID_NBYTES)
-        is_in_the_way = _is_unloadable(path)
-        ready = capture(state, step=step, metadata=metadata, sources=copied_sources)
-        if is_in_the_way:
-            _free(path, save_id)
-        stall_seconds = time.perf_counter() - begin
-        work = _Work(path, ready, save_id, begin, stall_seconds)
-        return self._session.start(path, work, lambda report: self._settle(report, save_id))
+        _check_step(step, name="step")
+        with self._session.turn():
+            if self._is_closed:
+                raise PlanError("the Checkpointer is closed")
+            path = self.root / step_name(step)
+            save_id = os.urandom(SAVE_ID_NBYTES)
+            self._check_newest(step)
+            is_in_the_way = _is_unloadable(path)
+            ready = capture(state, step=step, metadata=metadata, sources=copied_sources)
+            if is_in_the_way:
+                _free(path, save_id)
+            stall_seconds = time.perf_counter() - begin
+            work = _Work(path, ready, save_id, begin, stall_seconds)
+            return self._session.start(
+                path,
+                work,
+                after=lambda report: self._settle(report, step, save_id),
+                stop=work.control.cancel,
+            )
 
-    def _settle(self, report: SaveReport, save_id: bytes) -> None:
+    def _check_newest(self, step: int) -> None:
+        """Refuse a step that would not become the latest; the root is only searched once."""
+        if self._highest_step is None or step < self._highest_step:
+            check_newest(self.root, step)
+
+    def _settle(self, report: SaveReport, step: int, save_id: bytes) -> None:
+        self._highest_step = step
         self._retention.add(report.path, save_id)
         self._retention.prune(report.path)
 
@@ -118,7 +146,8 @@ class Checkpointer:
             EngineError: The last save failed and nobody was told.
         """
         self._is_closed = True
-        self._session.wait_idle()
+        with self._session.turn():
+            pass
 
     def __enter__(self) -> "Checkpointer":
         """Return itself."""
@@ -149,11 +178,17 @@ class _Work:
         self._save_id = save_id
         self._begin = begin
         self._stall_seconds = stall_seconds
+        self.control = SaveControl()
 
     def __call__(self) -> SaveReport:
         ready = self._ready.pop()
-        written = write(self._path, ready, self._save_id)
+        written = write(self._path, ready, self._save_id, self.control)
         return report_of(written, ready, begin=self._begin, stall_seconds=self._stall_seconds)
+
+
+def _check_step(step: int, *, name: str) -> None:
+    if type(step) is not int or not 0 <= step <= MAX_INT:
+        raise PlanError(f"{name}={step!r}: expected an int from 0 to 2^53-1")
 
 
 def _is_unloadable(path: Path) -> bool:

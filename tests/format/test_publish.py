@@ -88,6 +88,7 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
 
 
 def test_an_error_at_any_call_leaves_nothing_or_the_whole(tmp_path, monkeypatch):
+    (tmp_path / "count").mkdir()
     count = len(save(tmp_path / "count", monkeypatch).calls)
     for code in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
         for at in range(count):

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from fpformat import BytesSource, PlanError, verify_checkpoint, write_checkpoint
 from fpformat_io import engine, intrinsics, volume
 from fpformat_io.config import EngineConfig
+from fpformat_io.control import SaveControl
 from fpformat_io.errors import StagingError
 
 MODES = ("direct", "buffered")
@@ -163,16 +164,22 @@ def test_an_interrupt_stops_the_save_and_leaves_nothing(tmp_path, monkeypatch):
     from engine_faults import real_pwrite, replace_pwrite
 
     calls = []
+    control = SaveControl()
+    told = threading.Event()
+    monkeypatch.setattr(control, "cancel", lambda: (SaveControl.cancel(control), told.set()))
 
     def slow(descriptor, address, nbytes, offset):
         calls.append(offset)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGINT)
+            assert told.wait(60)
         return real_pwrite(descriptor, address, nbytes, offset)
 
     replace_pwrite(monkeypatch, slow)
     with pytest.raises(KeyboardInterrupt):
-        engine.write_checkpoint(tmp_path / "c", plan, sources, config=config("buffered"))
+        engine.write_checkpoint(
+            tmp_path / "c", plan, sources, config=config("buffered"), control=control
+        )
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/task")) >= 1
 

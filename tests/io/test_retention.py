@@ -1,17 +1,23 @@
 """Removing: only derived names, only what nobody writes, never half a checkpoint by its name."""
 
 import fcntl
+import logging
 import os
 
 import pytest
 
 from fpformat.errors import PlanError
+from fpformat.leftovers import collect as collect_leftovers
 from fpformat.names import staging_name, trash_name
 from fpformat.reader import open_checkpoint
-from fpformat_io.retention import Retention, collect, move_aside, retire
+from fpformat_io.retention import Retention, move_aside, retire
 from fpformat_io.torch import save
 
 SAVE_ID = bytes(range(16))
+
+
+def collect(root, **more):
+    return collect_leftovers(root, warn=logging.getLogger().warning, **more)
 
 
 def staging(root, save_id=SAVE_ID, *, extra=()):
@@ -30,6 +36,7 @@ def test_what_a_dead_writer_left_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.clause("COM-18")
 def test_a_writer_that_lives_keeps_its_directory(tmp_path):
     path = staging(tmp_path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,16 +194,61 @@ def test_a_step_whose_bytes_are_damaged_is_moved_aside(tmp_path):
     assert [name[:19] for name in names(tmp_path)] == ["step-0000000001", "step-0000000001.bad"]
 
 
-def test_older_steps_in_a_root_of_newer_ones_are_warned_of(tmp_path, caplog):
-    with Checkpointer(tmp_path, keep=None) as ckpt:
-        ckpt.save(100, {"x": 1})
-        ckpt.save(101, {"x": 1})
-    assert not caplog.text
-    with Checkpointer(tmp_path, keep=None) as ckpt:
-        ckpt.save(5, {"x": 1})
-        ckpt.save(6, {"x": 1})
-    assert caplog.text.count("newer than step 5") == 1
-    assert "newer than step 6" not in caplog.text
+def fill(root, *steps_saved, keep=None):
+    with Checkpointer(root, keep=keep) as ckpt:
+        for step in steps_saved:
+            ckpt.save(step, {"step": step})
+
+
+def test_a_step_below_the_latest_is_refused(tmp_path):
+    """Or the next restart would resume from the future that this run left."""
+    fill(tmp_path, 100, 101)
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        with pytest.raises(PlanError, match="step 5:.*step 101.*resume_from"):
+            ckpt.save(5, {})
+        ckpt.save(102, {}).wait_durable(60)
+        with pytest.raises(PlanError, match="resume_from"):
+            ckpt.save(50, {})
+    assert steps(tmp_path) == [102]
+
+
+@pytest.mark.clause("COM-19", "COM-27")
+def test_a_run_that_goes_back_resumes_from_its_own_newest_save(tmp_path):
+    fill(tmp_path, 500, 880, 890, 900)
+    for expected, resume_from, wanted in ((500, 500, (510, 520)), (520, None, (530,))):
+        with Checkpointer(tmp_path, keep=2, resume_from=resume_from) as ckpt:
+            assert load(ckpt.latest())["step"] == expected
+            for step in wanted:
+                ckpt.save(step, {"step": step})
+    assert load(latest(tmp_path))["step"] == 530
+    kept = [name[:26] for name in names(tmp_path)]
+    assert kept == [
+        "step-0000000520",
+        "step-0000000530",
+        "step-0000000880.superseded",
+        "step-0000000890.superseded",
+        "step-0000000900.superseded",
+    ]
+    assert load(tmp_path / names(tmp_path)[-1]) == {"step": 900}
+
+
+def test_what_is_damaged_above_the_latest_is_in_nobodys_way(tmp_path):
+    fill(tmp_path, 1, 2, 3)
+    damage(tmp_path / "step-0000000003")
+    assert latest(tmp_path, verify="full").step == 2
+    fill(tmp_path, 3)
+    damage(tmp_path / "step-0000000002")
+    damage(tmp_path / "step-0000000003")
+    fill(tmp_path, 2)
+    assert latest(tmp_path, verify="full").step == 2
+
+
+def test_going_back_leaves_what_no_checkpointer_named(tmp_path):
+    fill(tmp_path, 1)
+    save({}, tmp_path / "best", step=7)
+    with pytest.raises(PlanError, match="best has step 7"):
+        Checkpointer(tmp_path, resume_from=1)
+    assert names(tmp_path) == ["best", "step-0000000001"]
 
 
 def test_an_error_nobody_waits_for_is_raised_at_close(tmp_path, broken):
@@ -279,11 +325,25 @@ def test_an_older_one_goes_only_after_the_newer_is_durable(tmp_path, gate):
     assert steps(tmp_path) == [2]
 
 
-def test_the_save_just_made_stays_even_below_older_steps(tmp_path):
-    with Checkpointer(tmp_path, keep=2) as ckpt:
-        for step in (100, 200, 50):
-            ckpt.save(step, {})
-    assert steps(tmp_path) == [50, 200]
+def test_all_stay_unless_somebody_asks(tmp_path):
+    fill(tmp_path, *range(6))
+    assert steps(tmp_path) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_copy_under_another_steps_name_neither_counts_nor_goes(tmp_path):
+    fill(tmp_path, 1)
+    shutil.copytree(tmp_path / "step-0000000001", tmp_path / "step-0000000002")
+    fill(tmp_path, 3, 4, keep=2)
+    assert steps(tmp_path) == [2, 3, 4]
+
+
+def test_one_with_a_file_of_the_users_stays(tmp_path, caplog):
+    fill(tmp_path, 1, 2)
+    (tmp_path / "step-0000000001" / "notes.txt").write_text("mine")
+    fill(tmp_path, 3, 4, keep=1)
+    assert steps(tmp_path) == [1, 4]
+    assert (tmp_path / "step-0000000001" / "notes.txt").read_text() == "mine"
+    assert caplog.text.count("notes.txt") == 1
 
 
 def test_unloadable_directories_neither_count_nor_go(tmp_path):
@@ -299,6 +359,15 @@ def test_all_stay_without_a_limit(tmp_path):
         for step in range(5):
             ckpt.save(step, {})
     assert steps(tmp_path) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("step", [-1, 2**53, True, 1.0, "3"], ids=repr)
+def test_a_step_that_makes_no_sense(step, tmp_path):
+    with pytest.raises(PlanError, match="resume_from"):
+        Checkpointer(tmp_path / "c", resume_from=step)
+    assert not (tmp_path / "c").exists()
+    with Checkpointer(tmp_path / "c") as ckpt, pytest.raises(PlanError, match="step="):
+        ckpt.save(step, {})
 
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.0, "3"], ids=repr)
