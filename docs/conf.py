@@ -30,6 +30,7 @@ version = release = __version__
 OUTPUTS = {
     "fpconvert": ["fpconvert", "--help"],
     "fpinspect": ["fpinspect", "--help"],
+    "fpinspect-gc": ["fpinspect", "gc", "--help"],
     "fpverify": ["fpverify", "--help"],
     "fpspec": ["fpspec", "--help"],
     "matrix": ["fpspec", "matrix"],

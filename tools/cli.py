@@ -25,7 +25,14 @@ USAGE: Final = 2
 BUG: Final = 3
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
+HUNG_UP: Final = 129
 SHOWN_LINES: Final = 50
+
+_ENDS: Final = {
+    signal.SIGINT: INTERRUPTED,
+    signal.SIGTERM: TERMINATED,
+    signal.SIGHUP: HUNG_UP,
+}
 
 
 def _hush(stream: TextIO) -> None:
@@ -98,19 +105,32 @@ def error_document(error: Exception) -> dict[str, Any]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let a request to terminate unwind, so that what is half written is removed."""
+    """Let the first request to end unwind, so that what is half written is removed.
 
-    def leave(number: int, frame: object) -> NoReturn:
-        raise SystemExit(TERMINATED)
-
+    Further ones are ignored meanwhile: somebody who presses Ctrl-C twice wants the command to end,
+    not its clean-up. A request that whoever started the command has it ignore, as ``nohup`` does
+    with SIGHUP, stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.getsignal(number) for number in _ENDS}
+
+    def leave(number: int, frame: object) -> NoReturn:
+        for each in _ENDS:
+            signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(_ENDS[signal.Signals(number)])
+
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(command: str, body: Callable[[], int], *, report: Callable[[Any], None] | None) -> int:

@@ -74,4 +74,8 @@ def write_fpformat(state: State, target: Path, *, progress: Progress) -> Written
     needed = sum(part.nbytes for segment in plan.segments for part in segment.parts)
     check_space(target, nbytes=needed + len(tree.payload))
     report = write_checkpoint(target, plan, sources)
+    state.warnings += report.warnings
+    state.warnings += [
+        f"removed {path}, which a writer that died left behind" for path in report.removed
+    ]
     return Written(paths=(target,), nbytes=report.nbytes, checkpoint_id=report.checkpoint_id)

@@ -10,6 +10,7 @@ from fpformat.errors import FormatError
 from fpformat.model import TensorKey, View
 from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
 from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat_tools import fpinspect_gc
 from fpformat_tools.cli import OK, dump_json, parse, run, show
 from fpformat_tools.directories import with_hint
 from fpformat_tools.errors import SourceError
@@ -47,6 +48,7 @@ examples:
   fpinspect step-0000001000 model/embed.weight optimizer/state/0/step
   fpinspect step-0000001000 --layout
   fpinspect step-0000001000 --json | jq .tensors
+  fpinspect gc runs --dry-run        what saves that died left in runs; see fpinspect gc --help
 
 NAME is a tensor, a value or a part of the state: elements joined by /, as the tree shows them
 (optimizer/state/~i0/exp_avg); a plain number also means an int key or a position.
@@ -353,7 +355,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = parse(parser(), argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["gc"]:
+        return fpinspect_gc.main(words[1:])
+    arguments = parse(parser(), words)
     report = dump_json if arguments.json else None
     return run(COMMAND, lambda: _inspect(arguments), report=report)
 

@@ -3,18 +3,21 @@
 What is written stands under a temporary name beside the target; it is synced, renamed onto the
 target, and the directory is synced. A target that exists is refused before anything is read, and
 again at the end, without a moment in which it could be replaced. After any error, also after an
-interrupt, the temporary name is removed.
+interrupt, the temporary name is removed. Its owner holds a lock on it, so that after a kill the
+next conversion into the same directory knows that it is dead, and removes it.
 """
 
 import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from fpformat.durability import lock_own, sync_directory
 from fpformat_tools.errors import TargetError
+from fpformat_tools.leftovers import collect, temporary_name
 from fpformat_tools.text import nbytes_text
 
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -72,32 +75,34 @@ def check_space(target: Path, *, nbytes: int) -> None:
         raise TargetError("io", str(target), detail)
 
 
-def _temporary(target: Path) -> Path:
-    return target.absolute().parent / f".fpconvert-{os.urandom(8).hex()}.tmp"
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _prepare(target: Path, warn: Callable[[str], None]) -> Path:
+    """Clear what dead conversions left beside the target, and return a temporary path there."""
+    folder = target.absolute().parent
+    with suppress(OSError):  # to tidy up is a courtesy
+        for path in collect(folder, warn=warn):
+            warn(f"removed {path}, which a writer that died left behind")
+    return folder / temporary_name()
 
 
 @contextmanager
-def new_file(target: Path) -> Iterator[OutputFile]:
+def new_file(target: Path, *, warn: Callable[[str], None]) -> Iterator[OutputFile]:
     """Yield an output that becomes `target` when the block ends without an error.
+
+    Args:
+        target: Where it will stand.
+        warn: Takes what the user should know, such as what the file system cannot do.
 
     Raises:
         TargetError: The system refused to write, or `target` came to exist meanwhile.
     """
-    temporary = _temporary(target)
+    temporary = _prepare(target, warn)
     try:
         output = OutputFile(temporary)
         try:
+            lock_own(output.descriptor, temporary, warn)
             yield output
             output.finish()
-            _publish_file(temporary, target)
+            _publish_file(temporary, target, warn)
         finally:
             output.close()
             temporary.unlink(missing_ok=True)
@@ -105,7 +110,7 @@ def new_file(target: Path) -> Iterator[OutputFile]:
         raise _failure(target, error) from error
 
 
-def _publish_file(temporary: Path, target: Path) -> None:
+def _publish_file(temporary: Path, target: Path, warn: Callable[[str], None]) -> None:
     # A link, unlike a rename, never replaces what is there.
     try:
         os.link(temporary, target)
@@ -114,29 +119,36 @@ def _publish_file(temporary: Path, target: Path) -> None:
             raise
         refuse_existing(target)
         os.rename(temporary, target)
-    _sync_directory(target.absolute().parent)
+    sync_directory(target.absolute().parent, warn)
 
 
 @contextmanager
-def new_directory(target: Path) -> Iterator[Path]:
+def new_directory(target: Path, *, warn: Callable[[str], None]) -> Iterator[Path]:
     """Yield a directory that becomes `target` when the block ends without an error.
 
     Whoever writes files into it finishes (and so syncs) each of them.
 
+    Args:
+        target: Where it will stand.
+        warn: Takes what the user should know, such as what the file system cannot do.
+
     Raises:
         TargetError: The system refused to write, or `target` came to exist meanwhile.
     """
-    temporary = _temporary(target)
+    temporary = _prepare(target, warn)
     try:
         temporary.mkdir()
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            lock_own(descriptor, temporary, warn)
             yield temporary
-            _sync_directory(temporary)
+            sync_directory(temporary, warn)
             refuse_existing(target)
             os.rename(temporary, target)
-            _sync_directory(target.absolute().parent)
+            sync_directory(target.absolute().parent, warn)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            os.close(descriptor)
     except OSError as error:
         raise _failure(target, error) from error
 

@@ -201,7 +201,7 @@ def write_safetensors(state: State, target: Path, *, progress: Progress) -> Writ
     tensors, metadata, ties = _prepare(state)
     plan = _plan_file(target.name, tensors, metadata, ties)
     check_space(target, nbytes=plan.nbytes)
-    with new_file(target) as output:
+    with new_file(target, warn=state.warnings.append) as output:
         _write_file(output, state, plan, progress)
     return Written(paths=(target,), nbytes=plan.nbytes)
 
@@ -227,7 +227,7 @@ def write_directory(
         _plan_file(name, part, metadata, ties) for name, part in zip(names, parts, strict=True)
     ]
     check_space(target, nbytes=_room(plans))
-    with new_directory(target) as folder:
+    with new_directory(target, warn=state.warnings.append) as folder:
         for plan in plans:
             _write_new(folder / plan.name, state, plan, progress)
         if len(plans) > 1:

@@ -144,7 +144,7 @@ def write_torch(state: State, target: Path, *, progress: Progress) -> Written:
     pickled = TorchPickle(stored).dump(state.node)
     check_space(target, nbytes=len(pickled) + sum(owner.nbytes for owner in storages.values()))
     with (
-        new_file(target) as output,
+        new_file(target, warn=state.warnings.append) as output,
         os.fdopen(os.dup(output.descriptor), "w+b") as opened,
     ):
         archive = _Archive(opened)

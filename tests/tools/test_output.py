@@ -1,8 +1,10 @@
 """Outputs appear whole or not at all, and nothing is ever overwritten."""
 
 import errno
+import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 from fpformat_io.torch import save
 from fpformat_tools import output, safetensors_output
 from fpformat_tools.errors import TargetError
+from fpformat_tools.leftovers import collect, find, temporary_name
 from fpformat_tools.output import check_space, new_directory, new_file
 
 TARGETS = (
@@ -104,40 +107,136 @@ def test_an_interrupt_leaves_nothing(
     assert sorted(checkpoint.parent.iterdir()) == before
 
 
-@pytest.mark.clause("CNV-4")
-def test_a_request_to_terminate_leaves_nothing(tmp_path: Path) -> None:
-    """The process gets SIGTERM while it waits for its input in the middle of writing."""
-    script = f"""
-import os, signal, sys
+INTERRUPTED_CONVERSION = """
+import os, signal, sys, time
 from pathlib import Path
 from fpformat_tools.fpconvert import main
 from fpformat_tools.ranges import StoredRange
+folder = Path(sys.argv[1])
 def stop(self, *, offset, nbytes):
-    print([p.name for p in Path({str(tmp_path)!r}).glob(".f*")], flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
+    print([path.name for path in folder.glob(".f*")], flush=True)
+    for name in sys.argv[3:]:
+        os.kill(os.getpid(), getattr(signal, name))
     return bytes(nbytes)
 StoredRange.read_at = stop
-sys.exit(main([{str(tmp_path / "m.safetensors")!r}, {str(tmp_path)!r} + "/" + sys.argv[1]]))
+sys.exit(main([str(folder / "m.safetensors"), str(folder / sys.argv[2])]))
 """
-    save_file({"a": torch.ones(1000)}, tmp_path / "m.safetensors")
-    for target in ("out", "out.pt", "again.safetensors"):
-        ran = subprocess.run(
-            [sys.executable, "-c", script, target], capture_output=True, text=True, check=False
-        )
-        assert ran.returncode == 143, ran.stderr
-        assert ".f" in ran.stdout
+OUTPUTS = ("out", "out.pt", "again.safetensors")
+
+
+def interrupt_conversion(folder: Path, target: str, *signals: str) -> "subprocess.Popen[str]":
+    """Convert in another process, which sends itself signals in the middle of writing."""
+    save_file({"a": torch.ones(1000)}, folder / "m.safetensors")
+    return subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_CONVERSION, str(folder), target, *signals],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.clause("CNV-4")
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        (["SIGTERM"], 143),
+        (["SIGHUP"], 129),
+        (["SIGINT"], 130),
+        (["SIGINT"] * 5, 130),
+        (["SIGTERM", "SIGINT", "SIGHUP", "SIGTERM"], 143),
+    ],
+    ids=str,
+)
+def test_a_request_to_end_leaves_nothing(tmp_path: Path, signals: list[str], code: int) -> None:
+    for target in OUTPUTS:
+        ran = interrupt_conversion(tmp_path, target, *signals)
+        out, errors = ran.communicate(timeout=60)
+        assert ran.returncode == code, errors
+        assert ".f" in out
         assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ran = interrupt_conversion(tmp_path, "out.pt", "SIGHUP")
+        _, errors = ran.communicate(timeout=60)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert ran.returncode == 0, errors
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next(tmp_path: Path, convert: Any) -> None:
+    for target in OUTPUTS:
+        ran = interrupt_conversion(tmp_path, target, "SIGKILL")
+        ran.communicate(timeout=60)
+        assert len(list(tmp_path.glob(".f*"))) == 1
+        (left,) = tmp_path.glob(".f*")
+        os.utime(left, (1, 1))
+        outcome = convert(tmp_path / "m.safetensors", tmp_path / target)
+        assert "which a writer that died left behind" in outcome.err
+        assert not list(tmp_path.glob(".f*"))
+
+
+def test_what_another_conversion_writes_is_left_alone(tmp_path: Path, convert: Any) -> None:
+    with new_file(tmp_path / "x", warn=pytest.fail), new_directory(tmp_path / "y", warn=print):
+        for path in tmp_path.glob(".f*"):
+            os.utime(path, (1, 1))
+        assert [left.is_dead for left in find(tmp_path)] == [False, False]
+        assert collect(tmp_path, warn=pytest.fail) == ()
+
+
+def test_only_what_the_converter_wrote_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / temporary_name()
+    folder.mkdir()
+    (folder / "model-00001-of-00002.safetensors").touch()
+    (folder / "mine.txt").touch()
+    (tmp_path / temporary_name()).symlink_to(folder)
+    os.mkfifo(tmp_path / temporary_name())
+    problems: list[str] = []
+    assert collect(tmp_path, warn=problems.append, min_age_s=0) == ()
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+    assert len(problems) == 2  # the directory, and the link
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL], ids=errno.errorcode.get)
+def test_file_systems_without_locks_and_syncs_of_directories(
+    tmp_path: Path, convert: Any, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fsync = os.fsync
+
+    def no_lock(*arguments: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    def no_sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    save_file({"a": torch.ones(10)}, tmp_path / "m.safetensors")
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    monkeypatch.setattr(os, "fsync", no_sync)
+    for target in OUTPUTS:
+        outcome = convert(tmp_path / "m.safetensors", tmp_path / target)
+        assert "no locks" in outcome.err
+        assert "cannot sync directories" in outcome.err
 
 
 @pytest.mark.clause("CNV-4")
 def test_what_comes_to_exist_meanwhile_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "x"
-    with pytest.raises(TargetError, match="left alone"), new_file(target) as opened:
+    with (
+        pytest.raises(TargetError, match="left alone"),
+        new_file(target, warn=pytest.fail) as opened,
+    ):
         opened.write(b"new")
         target.write_bytes(b"old")
     assert target.read_bytes() == b"old"
     folder = tmp_path / "y"
-    with pytest.raises(TargetError, match="exists already"), new_directory(folder):
+    with (
+        pytest.raises(TargetError, match="exists already"),
+        new_directory(folder, warn=pytest.fail),
+    ):
         folder.mkdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
 
@@ -147,7 +246,7 @@ def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(output.os, "link", refuse)
-    with new_file(tmp_path / "x") as opened:
+    with new_file(tmp_path / "x", warn=pytest.fail) as opened:
         opened.write(b"new")
     assert (tmp_path / "x").read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -156,7 +255,7 @@ def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(output.os, "write", lambda fd, view: real(fd, view[:7]))
-    with new_file(tmp_path / "x") as opened:
+    with new_file(tmp_path / "x", warn=pytest.fail) as opened:
         opened.write(bytes(range(100)))
     assert (tmp_path / "x").read_bytes() == bytes(range(100))
 
@@ -187,7 +286,7 @@ def test_a_missing_directory(tmp_path: Path, run: Any, checkpoint: Path) -> None
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        with new_file(tmp_path / "x") as opened:
+        with new_file(tmp_path / "x", warn=pytest.fail) as opened:
             opened.write(b"")
     finally:
         os.umask(before)
