@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fpformat_tools.cli import OK, SHOWN_LINES, dump_json, parse, run, say, show
+from fpformat_tools.cli import (
+    OK,
+    SHOWN_LINES,
+    dump_json,
+    name_argument,
+    parse,
+    run,
+    say,
+    show,
+)
 from fpformat_tools.convert import (
     FORMATS,
     KIND_TEXT,
@@ -80,7 +89,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="SRC", type=Path, help="file or directory to read")
     parser.add_argument("target", metavar="DST", type=Path, help="what to create")
     parser.add_argument("--to", choices=FORMATS, help="format of DST")
-    parser.add_argument("--key", metavar="K", help="convert only this part, such as model")
+    parser.add_argument(
+        "--key", metavar="K", type=name_argument, help="convert only this part, such as model"
+    )
     parser.add_argument(
         "--max-shard-size",
         metavar="SIZE",

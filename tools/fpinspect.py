@@ -10,7 +10,7 @@ from fpformat.errors import FormatError
 from fpformat.model import TensorKey, View
 from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
 from fpformat.reader import Checkpoint, StateTree, open_checkpoint
-from fpformat_tools.cli import OK, dump_json, parse, run, show
+from fpformat_tools.cli import OK, dump_json, name_argument, parse, run, shortened, show
 from fpformat_tools.directories import with_hint
 from fpformat_tools.errors import SourceError
 from fpformat_tools.inspection import (
@@ -70,7 +70,12 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("path", metavar="DIR", help="directory of the checkpoint")
     parser.add_argument(
-        "names", metavar="NAME", nargs="*", default=(), help="show only these parts"
+        "names",
+        metavar="NAME",
+        nargs="*",
+        default=(),
+        type=name_argument,
+        help="show only these parts",
     )
     parser.add_argument("--tree", action="store_true", help="the whole state, nothing folded")
     parser.add_argument("--layout", action="store_true", help="where each extent lies")
@@ -340,7 +345,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
             return OK
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         lines = _lines(checkpoint, arguments)
-        show(line if not width or len(line) <= width else f"{line[: width - 1]}>" for line in lines)
+        show(shortened(line, width=width) if width else line for line in lines)
     return OK
 
 
