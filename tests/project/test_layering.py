@@ -43,6 +43,7 @@ CORE_ORDER = (
     "source",
     "segment",
     "reader",
+    "digest",
     "verify",
     "writer",
     "__init__",
