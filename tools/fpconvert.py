@@ -26,6 +26,7 @@ from fpformat_tools.convert import (
     Unsupported,
     convert,
 )
+from fpformat_tools.fpformat_output import SaveId
 from fpformat_tools.progress import Progress, bar, silent
 from fpformat_tools.text import count_text, nbytes_text, shown
 
@@ -58,6 +59,12 @@ rules:
   __metadata__ gets "format": "pt" unless it has a format, since transformers refuses it without;
   what comes from a torch file always has one, a file without any metadata stays without.
   __metadata__: null is taken for none; values that are no strings are errors.
+
+same source, same bytes:
+  The time in a checkpoint of fpformat is SOURCE_DATE_EPOCH, in seconds, where that is set.
+  --reproducible takes the save id from the content, for which the source is read twice, and the
+  time 1970 where SOURCE_DATE_EPOCH is not set: the checkpoint id is then the same each time.
+  The other formats hold neither.
 
 exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted
 """
@@ -105,6 +112,9 @@ def parser() -> argparse.ArgumentParser:
         "--numpy-to-tensor",
         action="store_true",
         help="make tensors of numpy arrays, and plain numbers of numpy scalars",
+    )
+    parser.add_argument(
+        "--reproducible", action="store_true", help="the same bytes and id each time, see below"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
@@ -161,6 +171,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         key=arguments.key,
         max_shard_nbytes=arguments.max_shard_size,
         unsupported=Unsupported.SKIP if arguments.skip_unsupported else Unsupported.REFUSE,
+        save_id=SaveId.CONTENT if arguments.reproducible else SaveId.RANDOM,
         numpy=Numpy.CONVERT if arguments.numpy_to_tensor else Numpy.KEEP,
     )
 
