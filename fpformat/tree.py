@@ -172,7 +172,7 @@ def _open_flattened(cursor: Cursor) -> _Frame:
     def build(children: list[Node], cursor: Cursor) -> Node:
         context, *pairs = children
         if any(type(name) is not str for name in pairs[::2]):
-            cursor.fail("TRE-1", f"a part of {label!r} has a name that is no str (tag 7)")
+            cursor.fail("TRE-5", f"a part of {label!r} has a name that is no str")
         parts: dict[Any, Node] = _build_dict(pairs, cursor)
         return FlattenedNode(label, context, parts)
 
