@@ -1,5 +1,6 @@
 """fpformat: a checkpoint format for training, and its readable reference implementation."""
 
+from fpformat.digest import StateDigest, state_digest
 from fpformat.dtypes import DType
 from fpformat.errors import (
     ChecksumError,
@@ -56,6 +57,7 @@ __all__ = [
     "SaveError",
     "SavePlan",
     "SegmentPlan",
+    "StateDigest",
     "StateTree",
     "StorageError",
     "TensorEntry",
@@ -67,6 +69,7 @@ __all__ = [
     "WriteReport",
     "open_checkpoint",
     "plan_checkpoint",
+    "state_digest",
     "verify_checkpoint",
     "write_checkpoint",
 ]

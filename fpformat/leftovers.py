@@ -51,17 +51,20 @@ def claimed(path: Path, flags: int, *, min_age_s: float) -> Iterator[int | None]
     """
     descriptor = os.open(path, flags)
     try:
-        yield descriptor if _is_dead(descriptor, min_age_s) else None
+        yield descriptor if _is_dead(path, descriptor, min_age_s) else None
     finally:
         os.close(descriptor)
 
 
-def _is_dead(descriptor: int, min_age_s: float) -> bool:
+def _is_dead(path: Path, descriptor: int, min_age_s: float) -> bool:
     if _age_s(os.fstat(descriptor).st_mtime) < min_age_s:
         return False
     try:
         has_locks = lock(descriptor)
     except BlockingIOError:
+        return False
+    # Since it was opened, others may have removed it and made another one of that name.
+    if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
         return False
     return has_locks or _age_s(_latest_change(descriptor)) >= STALE_UNLOCKED_AGE_S
 

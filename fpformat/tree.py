@@ -10,6 +10,7 @@ tensor exists, is for the caller to check.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -171,7 +172,7 @@ def _open_flattened(cursor: Cursor) -> _Frame:
     def build(children: list[Node], cursor: Cursor) -> Node:
         context, *pairs = children
         if any(type(name) is not str for name in pairs[::2]):
-            cursor.fail("TRE-1", f"a part of {label!r} has a name that is no str (tag 7)")
+            cursor.fail("TRE-5", f"a part of {label!r} has a name that is no str")
         parts: dict[Any, Node] = _build_dict(pairs, cursor)
         return FlattenedNode(label, context, parts)
 
@@ -336,8 +337,12 @@ _CONTAINER_DUMPERS: Final[dict[type, Callable[[Any], tuple[bytes, Iterable[Any]]
 }
 
 
-def dump_tree(node: Node) -> bytes:
+def dump_tree(node: Node, *, index_of: Callable[[int], int] | None = None) -> bytes:
     """Return the bytes of a state tree.
+
+    Args:
+        node: The root.
+        index_of: Returns what is written in the place of a reference's index; the index by default.
 
     Raises:
         PlanError: The tree holds something without a tag, a key of another type, text without a
@@ -350,6 +355,8 @@ def dump_tree(node: Node) -> bytes:
             if len(stack) > MAX_TREE_DEPTH:
                 raise PlanError(f"state tree: deeper than {MAX_TREE_DEPTH} (TRE-10)")
             kind = type(child)
+            if index_of is not None and isinstance(child, Reference):
+                child = replace(child, index=index_of(child.index))
             if kind in _LEAF_DUMPERS:
                 out += _LEAF_DUMPERS[kind](child)
             elif kind in _CONTAINER_DUMPERS:

@@ -1,10 +1,12 @@
 """What the commands have in common: exit codes, errors on one line, interrupts, readers that leave.
 
 Whoever reads the output may leave before its end, as ``head`` does. A command then says nothing of
-it, and its exit code stays that of what it did.
+it, and its exit code stays that of what it did. A terminal may lack the characters of a name, or a
+file name have none: they are then shown as escapes, for the same reason.
 """
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -40,6 +42,29 @@ def _hush(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _escape_unknown() -> None:
+    """Let both streams write what their encoding lacks as backslash escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def shortened(line: str, *, width: int) -> str:
+    """Return a line as the terminal on standard output will show it, cut to its width."""
+    encoding = sys.stdout.encoding or "ascii"
+    line = line.encode(encoding, "backslashreplace").decode(encoding)
+    return line if len(line) <= width else f"{line[: width - 1]}>"
+
+
+def name_argument(text: str) -> str:
+    """Return a name from the command line; where the locale has no UTF-8, its bytes still do."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape") if _is_escaped(text) else text
+
+
+def _is_escaped(text: str) -> bool:
+    return any("\udc80" <= character <= "\udcff" for character in text)
+
+
 def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
     """Write lines to a stream, to standard output by default, while somebody reads them."""
     stream = stream or sys.stdout
@@ -66,6 +91,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     Raises:
         SystemExit: With the exit code, when help was asked for or the usage is wrong.
     """
+    _escape_unknown()
     version = f"%(prog)s {fpformat.__version__} (format {VERSION[0]}.{VERSION[1]})"
     parser.add_argument("--version", action="version", version=version)
     try:

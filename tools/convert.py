@@ -15,9 +15,10 @@ from fpformat_tools.detect import Kind, find_source
 from fpformat_tools.errors import SourceError, TargetError, UsageError
 from fpformat_tools.flat_names import others_of
 from fpformat_tools.fpformat_input import open_fpformat
-from fpformat_tools.fpformat_output import Written, write_fpformat
+from fpformat_tools.fpformat_output import SaveId, Written, write_fpformat
 from fpformat_tools.output import refuse_existing
 from fpformat_tools.progress import Progress
+from fpformat_tools.reproducible import source_date_us
 from fpformat_tools.state import State
 from fpformat_tools.text import count_text, path_text, verb_text
 from fpformat_tools.torch_file import open_legacy, open_zip
@@ -81,6 +82,7 @@ class Request:
         to: Format of the output; None takes it from the ending of `target`.
         key: Part of the state to convert; None for all of it.
         max_shard_nbytes: Limit of a file in a safetensors directory; None for the default.
+        save_id: Where the save id of a checkpoint of fpformat comes from.
     """
 
     source: Path
@@ -90,6 +92,7 @@ class Request:
     max_shard_nbytes: int | None = None
     unsupported: Unsupported = Unsupported.REFUSE
     numpy: Numpy = Numpy.KEEP
+    save_id: SaveId = SaveId.RANDOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +207,13 @@ def _fit(state: State, to: Format, request: Request) -> list[str]:
 
 def _write(state: State, to: Format, request: Request, progress: Progress) -> Written:
     if to == "fpformat":
-        return write_fpformat(state, request.target, progress=progress)
+        return write_fpformat(
+            state,
+            request.target,
+            progress=progress,
+            save_id=request.save_id,
+            created_us=source_date_us(),
+        )
     if to == "torch":
         return write_torch(state, request.target, progress=progress)
     if request.target.suffix == ".safetensors":
@@ -247,6 +256,8 @@ def convert(request: Request, *, show_progress: ShowProgress) -> Report:
     refuse_existing(request.target)
     kind, place = find_source(request.source)
     to = target_format(request)
+    if to == "fpformat":
+        source_date_us()  # A wrong time is refused before anything is read.
     with ExitStack() as stack:
         state = _OPENERS[kind](place, stack)
         path, left_out = _select(state, request)
@@ -260,7 +271,8 @@ def convert(request: Request, *, show_progress: ShowProgress) -> Report:
             if to != "safetensors" or not isinstance(ref, ArrayRef)
         ]
         nbytes = sum(tensor.nbytes for tensor in tensors)
-        with show_progress(nbytes) as progress:
+        readings = 2 if to == "fpformat" and request.save_id is SaveId.CONTENT else 1
+        with show_progress(readings * nbytes) as progress:
             written = _write(state, to, request, progress)
     return Report(
         kind=kind,

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fpformat_tools.cli import OK, SHOWN_LINES, dump_json, parse, run, say, show
+from fpformat_tools.cli import (
+    OK,
+    SHOWN_LINES,
+    dump_json,
+    name_argument,
+    parse,
+    run,
+    say,
+    show,
+)
 from fpformat_tools.convert import (
     FORMATS,
     KIND_TEXT,
@@ -17,6 +26,7 @@ from fpformat_tools.convert import (
     Unsupported,
     convert,
 )
+from fpformat_tools.fpformat_output import SaveId
 from fpformat_tools.progress import Progress, bar, silent
 from fpformat_tools.text import count_text, nbytes_text, shown
 
@@ -50,6 +60,12 @@ rules:
   what comes from a torch file always has one, a file without any metadata stays without.
   __metadata__: null is taken for none; values that are no strings are errors.
 
+same source, same bytes:
+  The time in a checkpoint of fpformat is SOURCE_DATE_EPOCH, in seconds, where that is set.
+  --reproducible takes the save id from the content, for which the source is read twice, and the
+  time 1970 where SOURCE_DATE_EPOCH is not set: the checkpoint id is then the same each time.
+  The other formats hold neither.
+
 exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted
 """
 _LEFT_OUT_LIMIT = 5
@@ -80,7 +96,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="SRC", type=Path, help="file or directory to read")
     parser.add_argument("target", metavar="DST", type=Path, help="what to create")
     parser.add_argument("--to", choices=FORMATS, help="format of DST")
-    parser.add_argument("--key", metavar="K", help="convert only this part, such as model")
+    parser.add_argument(
+        "--key", metavar="K", type=name_argument, help="convert only this part, such as model"
+    )
     parser.add_argument(
         "--max-shard-size",
         metavar="SIZE",
@@ -94,6 +112,9 @@ def parser() -> argparse.ArgumentParser:
         "--numpy-to-tensor",
         action="store_true",
         help="make tensors of numpy arrays, and plain numbers of numpy scalars",
+    )
+    parser.add_argument(
+        "--reproducible", action="store_true", help="the same bytes and id each time, see below"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
@@ -150,6 +171,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         key=arguments.key,
         max_shard_nbytes=arguments.max_shard_size,
         unsupported=Unsupported.SKIP if arguments.skip_unsupported else Unsupported.REFUSE,
+        save_id=SaveId.CONTENT if arguments.reproducible else SaveId.RANDOM,
         numpy=Numpy.CONVERT if arguments.numpy_to_tensor else Numpy.KEEP,
     )
 

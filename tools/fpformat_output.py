@@ -1,23 +1,35 @@
 """A state written as a checkpoint of fpformat."""
 
+import errno
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
+from fpformat.errors import SaveError
 from fpformat.layout import plan_checkpoint, sort_key
-from fpformat.model import ObjectEntry, ShardKey, ShardSource
-from fpformat.names import TREE_NAME, name_of
+from fpformat.model import ObjectEntry, SavePlan, ShardKey, ShardSource
+from fpformat.names import TREE_NAME, name_of, staging_name
 from fpformat.nodes import walk_tensors
 from fpformat.tree import dump_tree
-from fpformat.writer import write_checkpoint
+from fpformat.writer import WriteReport, write_checkpoint
 from fpformat_tools.gather import TensorSource
 from fpformat_tools.output import check_space, refuse_existing
-from fpformat_tools.progress import Progress
+from fpformat_tools.progress import Progress, silent
+from fpformat_tools.reproducible import SteadySource, content_save_id, is_taken
 from fpformat_tools.sharing import share
 from fpformat_tools.state import State
 from fpformat_tools.text import listed
 from fpformat_tools.trees import renumber
 
 OBJECT_TREE = 1
+
+
+class SaveId(Enum):
+    """Where the save id of a checkpoint comes from."""
+
+    RANDOM = "random"
+    CONTENT = "content"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +60,23 @@ class _Metered:
         return part
 
 
-def write_fpformat(state: State, target: Path, *, progress: Progress) -> Written:
+def write_fpformat(
+    state: State,
+    target: Path,
+    *,
+    progress: Progress,
+    save_id: SaveId = SaveId.RANDOM,
+    created_us: int | None = None,
+) -> Written:
     """Write a state as a checkpoint, its ties kept and its bytes streamed.
+
+    Args:
+        state: What to write.
+        target: The directory to create.
+        progress: Called with the number of bytes just read; twice for each where the save id is
+            taken from the content.
+        save_id: Where the save id comes from.
+        created_us: Time for the manifest in microseconds since 1970; now by default.
 
     Raises:
         PlanError: The state cannot be stored, or `target` exists.
@@ -73,9 +100,31 @@ def write_fpformat(state: State, target: Path, *, progress: Progress) -> Written
     }
     needed = sum(part.nbytes for segment in plan.segments for part in segment.parts)
     check_space(target, nbytes=needed + len(tree.payload))
-    report = write_checkpoint(target, plan, sources)
+    if save_id is SaveId.RANDOM:
+        report = write_checkpoint(target, plan, sources, created_us=created_us)
+    else:
+        nbytes = {entry.key: entry.nbytes for entry in ordered}
+        steady = {
+            key: SteadySource(source, nbytes=nbytes[key[0]], where=f"{state.where}: {key[0][0]!r}")
+            for key, source in sources.items()
+        }
+        report = _write_again(target, plan, steady, created_us=created_us or 0)
     state.warnings += report.warnings
     state.warnings += [
         f"removed {path}, which a writer that died left behind" for path in report.removed
     ]
     return Written(paths=(target,), nbytes=report.nbytes, checkpoint_id=report.checkpoint_id)
+
+
+def _write_again(
+    target: Path, plan: SavePlan, sources: Mapping[ShardKey, SteadySource], *, created_us: int
+) -> WriteReport:
+    """Write what gives the same bytes each time, for which every source is read twice."""
+    save_id = content_save_id(plan, sources, created_us=created_us, progress=silent)
+    staging = target.absolute().parent / staging_name(save_id)
+    try:
+        return write_checkpoint(target, plan, sources, save_id=save_id, created_us=created_us)
+    except SaveError as error:
+        if error.errno == errno.EEXIST and error.path == str(staging):
+            raise is_taken(target, staging) from error
+        raise

@@ -6,14 +6,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fpformat.digest import StateDigest, state_digest
 from fpformat.errors import FormatError
 from fpformat.model import TensorKey, View
 from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
 from fpformat.reader import Checkpoint, StateTree, open_checkpoint
 from fpformat_tools import fpinspect_gc
-from fpformat_tools.cli import OK, dump_json, parse, run, show
+from fpformat_tools.cli import OK, dump_json, name_argument, parse, run, shortened, show
 from fpformat_tools.directories import with_hint
-from fpformat_tools.errors import SourceError
+from fpformat_tools.errors import SourceError, UsageError
 from fpformat_tools.inspection import (
     SegmentShare,
     Totals,
@@ -23,6 +24,7 @@ from fpformat_tools.inspection import (
     extents_of,
 )
 from fpformat_tools.lookup import find, unknown_text
+from fpformat_tools.progress import bar
 from fpformat_tools.text import (
     count_text,
     nbytes_text,
@@ -47,12 +49,15 @@ examples:
   fpinspect step-0000001000 --tree | less
   fpinspect step-0000001000 model/embed.weight optimizer/state/0/step
   fpinspect step-0000001000 --layout
+  fpinspect step-0000001000 --digest
   fpinspect step-0000001000 --json | jq .tensors
   fpinspect gc runs --dry-run        what saves that died left in runs; see fpinspect gc --help
 
 NAME is a tensor, a value or a part of the state: elements joined by /, as the tree shows them
 (optimizer/state/~i0/exp_avg); a plain number also means an int key or a position.
 Opening checks everything but the data; fpverify checks the data too.
+--digest shows two values: "tensors" is the same for the same names, types, shapes and elements in
+any file, "state" covers every other value as well; the specification defines both.
 
 exit codes: 0 shown, 1 no sound checkpoint or an unknown NAME, 2 wrong usage
 """
@@ -72,10 +77,20 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("path", metavar="DIR", help="directory of the checkpoint")
     parser.add_argument(
-        "names", metavar="NAME", nargs="*", default=(), help="show only these parts"
+        "names",
+        metavar="NAME",
+        nargs="*",
+        default=(),
+        type=name_argument,
+        help="show only these parts",
     )
     parser.add_argument("--tree", action="store_true", help="the whole state, nothing folded")
     parser.add_argument("--layout", action="store_true", help="where each extent lies")
+    parser.add_argument(
+        "--digest",
+        action="store_true",
+        help="read every tensor and show the digests of the state, whatever its files look like",
+    )
     parser.add_argument("--json", action="store_true", help="everything as JSON")
     return parser
 
@@ -314,8 +329,21 @@ def document(checkpoint: Checkpoint, totals: Totals) -> dict[str, Any]:
     }
 
 
+def digest_of(checkpoint: Checkpoint, totals: Totals) -> StateDigest:
+    """Return the digests of the state; every tensor is read."""
+    shown = (key for key in totals.logical_nbytes if not checkpoint.entry(key).hidden)
+    total_nbytes = sum(totals.logical_nbytes[key] for key in shown)
+    with bar("reading", total_nbytes=total_nbytes) as progress:
+        return state_digest(checkpoint, progress=progress)
+
+
 def _lines(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Iterator[str]:
     totals = count(checkpoint)
+    if arguments.digest:
+        found = digest_of(checkpoint, totals)
+        yield _row("tensors", found.tensors)
+        yield _row("state", found.state)
+        return
     if arguments.names:
         yield from _find(checkpoint, totals, arguments.names)
         return
@@ -331,18 +359,29 @@ def _lines(checkpoint: Checkpoint, arguments: argparse.Namespace) -> Iterator[st
             )
 
 
+def _document(checkpoint: Checkpoint, arguments: argparse.Namespace) -> dict[str, Any]:
+    totals = count(checkpoint)
+    everything = document(checkpoint, totals)
+    if arguments.digest:
+        found = digest_of(checkpoint, totals)
+        everything["digest"] = {"tensors": found.tensors, "state": found.state}
+    return everything
+
+
 def _inspect(arguments: argparse.Namespace) -> int:
+    if arguments.digest and (arguments.names or arguments.tree or arguments.layout):
+        raise UsageError("--digest is of the whole checkpoint: neither NAME, --tree nor --layout")
     try:
         checkpoint = open_checkpoint(arguments.path)
     except FormatError as error:
         raise with_hint(error, arguments.path) from error
     with checkpoint:
         if arguments.json:
-            dump_json(document(checkpoint, count(checkpoint)))
+            dump_json(_document(checkpoint, arguments))
             return OK
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         lines = _lines(checkpoint, arguments)
-        show(line if not width or len(line) <= width else f"{line[: width - 1]}>" for line in lines)
+        show(shortened(line, width=width) if width else line for line in lines)
     return OK
 
 

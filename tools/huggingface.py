@@ -61,6 +61,11 @@ def _parse_index(path: Path) -> tuple[dict[str, str], int | None]:
     return placed, total if type(total) is int else None
 
 
+def _file_name(value: str) -> str:
+    """Return a path of the index as the system spells it: its bytes are UTF-8 in every locale."""
+    return os.fsdecode(value.encode())
+
+
 def _escapes(root: Path, value: str) -> str | None:
     """Say why a path of the index is refused, None when it is not.
 
@@ -78,7 +83,7 @@ def _escapes(root: Path, value: str) -> str | None:
     if any(part in ("", ".", "..") for part in parts):
         return "must be a plain path below the directory"
     real = os.path.realpath(root)
-    target = os.path.realpath(root / value)
+    target = os.path.realpath(root / _file_name(value))
     if os.path.commonpath((real, target)) == real:
         return None
     blobs = os.path.join(os.path.dirname(os.path.dirname(real)), "blobs")
@@ -98,7 +103,7 @@ def _check_paths(index: Path, placed: dict[str, str]) -> None:
     if problems:
         detail = "names paths that leave the directory or are no files"
         raise SourceError("invalid", str(index), f"{detail}: {problems[0]}", problems[1:])
-    missing = sorted(value for value in first if not (root / value).is_file())
+    missing = sorted(value for value in first if not (root / _file_name(value)).is_file())
     if missing:
         gone = set(missing)
         lost = sum(value in gone for value in placed.values())
@@ -110,7 +115,7 @@ def _check_paths(index: Path, placed: dict[str, str]) -> None:
 
 def _unreferenced(index: Path, placed: Mapping[str, str]) -> list[str]:
     endings = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-    used = {str(PurePosixPath(value)) for value in placed.values()}
+    used = {str(PurePosixPath(_file_name(value))) for value in placed.values()}
     return sorted(
         entry.name
         for entry in index.parent.iterdir()
@@ -133,7 +138,7 @@ def open_indexed(index: Path, stack: ExitStack) -> IndexedModel:
     opened: dict[str, SafetensorsFile] = {}
     entries: dict[str, dict[str, HeaderEntry]] = {}
     for value in dict.fromkeys(placed.values()):
-        opened[value] = open_safetensors(index.parent / value)
+        opened[value] = open_safetensors(index.parent / _file_name(value))
         stack.callback(opened[value].source.close)
         entries[value] = {entry.name: entry for entry in opened[value].header.entries}
     absent = [f"{shown(n)} is not in {shown(v)}" for n, v in placed.items() if n not in entries[v]]

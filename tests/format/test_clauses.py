@@ -7,6 +7,7 @@ clause and the file in the message.
 
 import json
 import os
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -506,10 +507,36 @@ def test_only_regular_files_are_read(sample, tmp_path, name, make):
     assert refuse(path).clause == "DIR-5"
 
 
+@pytest.mark.clause("DIR-5")
+@pytest.mark.parametrize("name", ["manifest.json", "seg-000000.fps"])
+def test_a_socket_cannot_be_opened_and_is_no_regular_file(sample, tmp_path, monkeypatch, name):
+    path = Forge(sample).write(tmp_path / "c")
+    (path / name).unlink()
+    monkeypatch.chdir(path)  # The path of a socket may not be long.
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(name)
+    error = refuse(path)
+    assert (error.clause, error.error_class) == ("DIR-5", "invalid")
+
+
+@pytest.mark.clause("DIR-5")
+@pytest.mark.parametrize("name", ["manifest.json", "seg-000000.fps"])
+def test_a_link_to_a_device_is_no_regular_file(sample, tmp_path, name):
+    path = Forge(sample).write(tmp_path / "c")
+    (path / name).unlink()
+    (path / name).symlink_to("/dev/null")
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(path, follow_symlinks=True)
+    assert (caught.value.clause, caught.value.error_class) == ("DIR-5", "invalid")
+
+
 @pytest.mark.clause("DIR-6")
-def test_a_file_is_no_checkpoint(tmp_path):
+@pytest.mark.parametrize("name", ["model.bin", "model.bin/c", "model.bin/c/d", "dead/c"])
+def test_a_file_is_no_checkpoint(tmp_path, name):
     (tmp_path / "model.bin").write_bytes(b"x" * 100)
-    assert refuse(tmp_path / "model.bin").error_class == "not_fpformat"
+    (tmp_path / "dead").symlink_to("model.bin")
+    error = refuse(tmp_path / name)
+    assert (error.clause, error.error_class) == ("DIR-6", "not_fpformat")
 
 
 @pytest.mark.clause("DIR-7")

@@ -102,6 +102,22 @@ def test_what_cannot_be_locked_is_left_until_it_is_old(tmp_path, monkeypatch):
     assert collect(tmp_path, warn=pytest.fail) == (staging,)
 
 
+def test_one_that_was_made_anew_since_it_was_opened_is_left(tmp_path, monkeypatch):
+    staging = tmp_path / staging_name(SAVE_ID)
+    staging.mkdir()
+    os.utime(staging, (1, 1))
+    real = fcntl.flock
+
+    def late(descriptor, operation):
+        staging.rename(tmp_path / "gone")
+        staging.mkdir()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert collect(tmp_path, warn=pytest.fail) == ()
+    assert staging.is_dir()
+
+
 def test_a_writer_removes_what_dead_ones_left_beside_it(tmp_path):
     staging = tmp_path / staging_name(SAVE_ID)
     staging.mkdir()

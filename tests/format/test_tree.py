@@ -197,9 +197,8 @@ def test_each_tag(document, node):
         bytes([255]),
         b"\x09\1\0\0\0\x80",
         bytes.fromhex("13 00000000 00"),
-        bytes.fromhex("14 01000000 43 00 01000000 00 00000000"),
     ],
-    ids=["first-free", "last", "inside", "attributes-no-dict", "part-name-no-str"],
+    ids=["first-free", "last", "inside", "attributes-no-dict"],
 )
 def test_an_unknown_or_misplaced_tag(document):
     assert refused(document).clause == "TRE-1"
@@ -318,6 +317,13 @@ def test_equal_keys_and_keys_of_other_types(keys, tag):
 @pytest.mark.parametrize("name", [1, None])
 def test_an_attribute_whose_name_is_no_str(name):
     assert refused(bytes.fromhex("13 00000000") + pair(name)).clause == "TRE-5"
+
+
+@pytest.mark.clause("TRE-5")
+@pytest.mark.parametrize("name", [1, None, b"a"])
+def test_a_part_whose_name_is_no_str(name):
+    error = refused(bytes.fromhex("14 01000000 43 00 01000000") + dump_tree(name) + b"\0")
+    assert (error.clause, error.error_class) == ("TRE-5", "invalid")
 
 
 @pytest.mark.clause("TRE-5")

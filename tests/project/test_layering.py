@@ -46,6 +46,7 @@ CORE_ORDER = (
     "source",
     "segment",
     "reader",
+    "digest",
     "verify",
     "writer",
     "__init__",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tool_inputs import two_ranks
 
 from fpformat.dtypes import by_name
@@ -293,3 +294,45 @@ def test_damage_is_told_when_nobody_reads(checkpoint: Path) -> None:
     )
     ran = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (1, b"")
+
+
+def test_the_digests_are_of_the_state(checkpoint: Path, run: Any, convert: Any) -> None:
+    outcome = run("fpinspect", checkpoint, "--digest")
+    assert outcome.err == ""
+    (first, tensors), (second, state) = (line.split() for line in outcome.out.splitlines())
+    assert (first, second) == ("tensors", "state")
+    found = run("fpinspect", checkpoint, "--digest", "--json").json["digest"]
+    assert found == {"tensors": tensors, "state": state}
+    assert "digest" not in run("fpinspect", checkpoint, "--json").json
+    convert(checkpoint, checkpoint.parent / "again")
+    assert run("fpinspect", checkpoint.parent / "again", "--digest").out == outcome.out
+
+
+def test_the_digest_of_tensors_outlives_other_formats(tmp_path: Path, run: Any) -> None:
+    weight = torch.arange(600.0).view(30, 20)
+    module = torch.nn.Linear(3, 2)
+    state = {**module.state_dict(), "view": weight[2:4], "whole": weight, "turned": weight.t()}
+    save(state, tmp_path / "ckpt", step=7)
+    save_file({name: each.contiguous().clone() for name, each in state.items()}, tmp_path / "m.st")
+    torch.save(module.state_dict() | state, tmp_path / "m.pt")
+    for name in ("m.st", "m.pt"):
+        assert run("fpconvert", tmp_path / name, tmp_path / f"{name}.fp").code == 0
+    found = {
+        name: run("fpinspect", tmp_path / name, "--digest", "--json").json["digest"]["tensors"]
+        for name in ("ckpt", "m.st.fp", "m.pt.fp")
+    }
+    assert len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize("other", ["--tree", "--layout", "model"])
+def test_a_digest_of_a_part_is_refused(checkpoint: Path, run: Any, other: str) -> None:
+    assert run("fpinspect", checkpoint, "--digest", other).code == 2
+
+
+def test_a_digest_of_damage_is_an_error(checkpoint: Path, run: Any) -> None:
+    raw = bytearray((checkpoint / "seg-000000.fps").read_bytes())
+    raw[4096] ^= 1
+    (checkpoint / "seg-000000.fps").write_bytes(raw)
+    outcome = run("fpinspect", checkpoint, "--digest")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "SUM-2" in outcome.err
