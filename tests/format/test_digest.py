@@ -14,6 +14,7 @@ from format.samples import BASE, ENTRIES, GRID, RANK, TREE, write_sample
 from fpformat import (
     Box,
     BytesSource,
+    Checkpoint,
     FormatError,
     Geometry,
     ObjectEntry,
@@ -332,3 +333,31 @@ def test_progress_counts_elements(tmp_path: Path) -> None:
     with open_checkpoint(write_sample(tmp_path / "c")) as checkpoint:
         state_digest(checkpoint, progress=seen.append)
     assert sum(seen) == GRID.nbytes + 5000 + RANK.nbytes + 24
+
+
+def test_no_more_than_a_step_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor and its transpose, each a hundred times larger than a step."""
+    step = 4096
+    big = np.arange(102_400, dtype="<f4").reshape(320, 320)
+    turned = View(target=("big", None), strides=(1, 320), offset=0)
+    entries = [
+        TensorEntry(name="big", dtype=F32, shape=big.shape),
+        TensorEntry(name="turned", dtype=F32, shape=big.shape, alias=turned),
+    ]
+    sources = {(("big", None), None): BytesSource(big)}
+    write_checkpoint(tmp_path / "c", plan_checkpoint(entries), sources)
+    expected = digest_of(tmp_path / "c")
+    sizes: list[int] = []
+    read = Checkpoint.read
+
+    def noted(self: Checkpoint, key: Any, *, box: Box | None = None) -> Any:
+        part = read(self, key, box=box)
+        sizes.append(len(part))
+        return part
+
+    monkeypatch.setattr(digest, "_STEP_NBYTES", step)
+    monkeypatch.setattr(Checkpoint, "read", noted)
+    assert digest_of(tmp_path / "c") == expected
+    assert max(sizes) <= step
