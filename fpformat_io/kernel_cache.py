@@ -29,7 +29,7 @@ _DIGEST_NBYTES: Final = 32
 _NUMBA: Final[Any] = config
 _RESULT: Final[Any] = CompileResult
 _SERIALIZE: Final[Any] = serialize
-_SOURCES: Final = ("intrinsics.py", "crc_tables.py", "kernels.py")
+_SOURCES: Final = ("intrinsics.py", "crc_tables.py", "columns.py", "kernels.py")
 
 
 def _candidates() -> list[Path]:
