@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fpformat_io.pipeline import Save
 
 _LOG: Final = logging.getLogger("fpformat_io")
+_COMPILER: Final = ("numba", "llvmlite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +125,18 @@ def _native() -> "type[Save] | None":
 
         warm_up()
     except Exception as error:  # noqa: BLE001  a save must not depend on it
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        _LOG.warning("no native workers, saves are slower and use one thread (%s)", reason)
+        _LOG.warning(
+            "no native workers: %s; the plain writer saves the same bytes, in one thread",
+            _reason(error),
+        )
         return None
     return Save
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in _COMPILER:
+        return f"{error.name} is not installed, which fpformat[engine] would bring"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _write_natively(

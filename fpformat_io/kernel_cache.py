@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,11 +26,13 @@ from numba.core.compiler import CompileResult
 
 _LOG: Final = logging.getLogger("fpformat_io")
 _DIGEST_NBYTES: Final = 32
+# Kernels take up to 200 kB.
+_MAX_NBYTES: Final = 16 * 1024 * 1024
 # Parts of numba without annotations.
 _NUMBA: Final[Any] = config
 _RESULT: Final[Any] = CompileResult
 _SERIALIZE: Final[Any] = serialize
-_SOURCES: Final = ("intrinsics.py", "crc_tables.py", "kernels.py")
+_SOURCES: Final = ("intrinsics.py", "crc_tables.py", "columns.py", "kernels.py")
 
 
 def _candidates() -> list[Path]:
@@ -67,6 +70,40 @@ def _source_digest() -> bytes:
     return digest.digest()
 
 
+def _read(path: Path) -> bytes:
+    """Return what a file holds; whatever else stands there is neither waited for nor read.
+
+    Raises:
+        OSError: There is none, it is no regular file, or no kernel is that large.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for somebody who writes to it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("a kernel is no regular file")
+        if status.st_size > _MAX_NBYTES:
+            raise OSError(f"a kernel is larger than {_MAX_NBYTES} bytes")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_NBYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _store(path: Path, stored: bytes) -> None:
+    """Write a file that appears whole or not at all, with the permissions that the umask leaves."""
+    new = path.with_name(f"{path.stem}-{os.urandom(8).hex()}.tmp")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(stored)
+        os.replace(new, path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
 class KernelCache(NullCache):
     """Takes the place of a numba dispatcher's cache of one function."""
 
@@ -94,7 +131,7 @@ class KernelCache(NullCache):
             path = self._path(signature, target_context.codegen())
             if path is None:
                 return None
-            stored = path.read_bytes()
+            stored = _read(path)
             digest, payload = stored[:_DIGEST_NBYTES], stored[_DIGEST_NBYTES:]
             if hashlib.sha256(payload).digest() != digest:
                 warn_once(f"the compiled kernels in {path.parent} are damaged")
@@ -107,15 +144,12 @@ class KernelCache(NullCache):
             return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Store a compiled kernel; the file appears whole or not at all."""
+        """Store a compiled kernel."""
         try:
             path = self._path(signature, compiled.codegen)
             if path is None:
                 return
             payload = _SERIALIZE.dumps(compiled._reduce())
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix="kernel-")
-            with open(descriptor, "wb") as file:
-                file.write(hashlib.sha256(payload).digest() + payload)
-            os.replace(name, path)
+            _store(path, hashlib.sha256(payload).digest() + payload)
         except Exception as error:  # noqa: BLE001  a cache must never fail a save
             warn_once(f"compiled kernels cannot be stored in {cache_directory()} ({error!r})")

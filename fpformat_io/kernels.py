@@ -13,16 +13,44 @@ one signature. Errors of the system are numbers in `shared`; nothing here raises
 from collections.abc import Callable
 from errno import EINTR, EINVAL, EIO
 from inspect import signature
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numba import njit, types
 
 from fpformat.checksum import crc32c
+from fpformat_io.columns import (
+    ADDRESS,
+    AT,
+    CALLS,
+    COUNT,
+    CURSOR,
+    DESCRIPTOR,
+    DONE_NBYTES,
+    ERRNO,
+    ERRNO_LOCATION,
+    ERROR_NBYTES,
+    ERROR_OFFSET,
+    FIRST,
+    FRAGMENT_NBYTES,
+    IS_STRAIGHT,
+    NBYTES,
+    NUMBER,
+    OFFSET,
+    PWRITE,
+    SELF,
+    SHARED_CELLS,
+    STOP,
+    SYNC_FLAGS,
+    SYNC_RANGE,
+    TRANSFER_COLUMNS,
+    WRITE_ALIGN,
+    Row,
+    Table,
+)
 from fpformat_io.crc_tables import (
     LONG_LANE_NBYTES,
     SHORT_LANE_NBYTES,
-    Array,
     lane_tables,
     power_columns,
     word_tables,
@@ -47,8 +75,6 @@ from fpformat_io.intrinsics import (
 from fpformat_io.kernel_cache import KernelCache
 
 F = TypeVar("F", bound=Callable[..., Any])
-Row: TypeAlias = Array
-Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 _TYPES: Final = {
     int: types.int64,
@@ -63,29 +89,6 @@ _ONES: Final = 0xFFFFFFFF
 # The processor's own prefetching loses its way among three lanes of a few pages each.
 _LINE: Final = 64
 _AHEAD: Final = 2048
-
-# Columns of `transfers` and `fragments`.
-OFFSET, NBYTES, FIRST, COUNT, IS_STRAIGHT, NUMBER = 0, 1, 2, 3, 4, 5
-TRANSFER_COLUMNS: Final = 6
-ADDRESS, FRAGMENT_NBYTES, AT = 0, 1, 2
-# Cells of `shared`.
-(
-    SELF,
-    DESCRIPTOR,
-    PWRITE,
-    ERRNO_LOCATION,
-    SYNC_RANGE,
-    SYNC_FLAGS,
-    WRITE_ALIGN,
-    CURSOR,
-    STOP,
-    DONE_NBYTES,
-    CALLS,
-    ERRNO,
-    ERROR_OFFSET,
-    ERROR_NBYTES,
-) = range(14)
-SHARED_CELLS: Final = 16
 
 
 def kernel(function: F) -> F:

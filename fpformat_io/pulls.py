@@ -12,7 +12,7 @@ import numpy as np
 
 from fpformat.limits import round_up
 from fpformat_io.aligned import address_of
-from fpformat_io.kernels import (
+from fpformat_io.columns import (
     ADDRESS,
     AT,
     COUNT,

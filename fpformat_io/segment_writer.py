@@ -22,9 +22,10 @@ from fpformat.model import (
 )
 from fpformat.wire import Footer, Header, dump_footer, dump_header
 from fpformat_io.aligned import address_of
+from fpformat_io.columns import FRAGMENT_NBYTES, NBYTES, Row
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import WriteError
-from fpformat_io.kernels import FRAGMENT_NBYTES, NBYTES, Row, combine_runs
+from fpformat_io.kernels import combine_runs
 from fpformat_io.pulls import Pulls, copier_of
 from fpformat_io.runs import Run
 from fpformat_io.transfers import Stretches, TransferList, cut_transfers

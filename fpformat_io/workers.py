@@ -16,10 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from fpformat_io.aligned import AlignedMemory
-from fpformat_io.config import EngineConfig
-from fpformat_io.control import SaveControl
-from fpformat_io.errors import WriteError
-from fpformat_io.kernels import (
+from fpformat_io.columns import (
     CALLS,
     CURSOR,
     DESCRIPTOR,
@@ -38,8 +35,11 @@ from fpformat_io.kernels import (
     WRITE_ALIGN,
     Row,
     Table,
-    run_transfers,
 )
+from fpformat_io.config import EngineConfig
+from fpformat_io.control import SaveControl
+from fpformat_io.errors import WriteError
+from fpformat_io.kernels import run_transfers
 from fpformat_io.pulls import HALF_COUNT
 from fpformat_io.volume import Volume, native_calls, sync_flags
 

@@ -11,6 +11,7 @@ import torch
 
 from fpformat.dtypes import DTYPES, DType
 from fpformat.errors import fault
+from fpformat_io.torch.forked import without_pool
 
 _TORCH_NAMES: Final = {
     "BOOL": "bool",
@@ -78,6 +79,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not is_lazy
 
 
+@without_pool
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy values of equal shape and type into memory that exists.
 
@@ -94,6 +96,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_BITS[tensor.dtype.itemsize])
 
 
+@without_pool
 def c_order_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in host memory."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -103,6 +106,7 @@ def c_order_copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy
 
 
+@without_pool
 def copy_range(
     target: "np.ndarray[Any, np.dtype[np.uint8]]", tensor: torch.Tensor, *, offset: int
 ) -> None:

@@ -33,6 +33,7 @@ from fpformat.plan import c_strides
 from fpformat.reader import Checkpoint
 from fpformat_io.fold import Branch, Results, fold, zip_dict
 from fpformat_io.torch.dtypes import to_torch
+from fpformat_io.torch.forked import without_pool
 from fpformat_io.torch.subclasses import put_together
 
 _META: Final = "meta"
@@ -98,6 +99,7 @@ class TensorReader:
         target = self._checkpoint.entry(view.target)
         return entry.nbytes > target.nbytes
 
+    @without_pool
     def _storage(self, key: TensorKey) -> torch.UntypedStorage:
         if key not in self._storages:
             nbytes = self._checkpoint.entry(key).nbytes

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from fpformat.errors import PlanError
+from fpformat_io.torch.forked import without_pool
 
 # The one registry of the process, as the classes are: what a label means is the same everywhere.
 _REGISTERED: Final[dict[str, type[torch.Tensor]]] = {}
@@ -43,6 +44,7 @@ def is_flattenable(cls: type) -> bool:
     return hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__")
 
 
+@without_pool
 def take_apart(tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parts by name, and what else is needed to rebuild the tensor."""
     names, context = tensor.__tensor_flatten__()
@@ -57,6 +59,7 @@ def take_apart(tensor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return parts, envelope
 
 
+@without_pool
 def put_together(label: str, envelope: Any, parts: dict[str, Any]) -> Any:
     """Rebuild a tensor of a registered class.
 

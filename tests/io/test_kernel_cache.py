@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fpformat_io import kernel_cache
+
 ROOT = Path(__file__).resolve().parents[2]
 SAVE = """
 import logging, sys
@@ -21,9 +23,9 @@ write_checkpoint(sys.argv[1], plan_checkpoint([entry]), sources)
 """
 
 
-def save(path, cache, **more):
+def save(path, cache, umask=-1):
     """Save in a fresh interpreter; return what was logged."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), **more}
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", SAVE, str(path)],
         cwd=ROOT,
@@ -31,6 +33,7 @@ def save(path, cache, **more):
         capture_output=True,
         text=True,
         timeout=100,
+        umask=umask,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
@@ -79,6 +82,59 @@ def test_what_cannot_be_unpickled_is_one_line(filled, tmp_path):
         path.write_bytes(hashlib.sha256(b"no pickle").digest() + b"no pickle")
     (line,) = save(tmp_path / "c", cache)
     assert "cannot be used" in line
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "large"])
+def test_what_is_no_kernel_is_not_read_and_is_replaced(kind, filled, tmp_path):
+    cache = copy(filled, tmp_path)
+    folder = cache / "fpformat"
+    os.mkfifo(tmp_path / "pipe")
+    names = {path.name for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.unlink()
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "large":
+            with path.open("wb") as file:
+                file.truncate(100 << 20)
+        else:
+            path.symlink_to("/dev/zero" if kind == "device" else tmp_path / "pipe")
+    (line,) = save(tmp_path / "c", cache)
+    assert "cannot be used" in line
+    assert ("is larger" if kind == "large" else "no regular file") in line
+    assert save(tmp_path / "d", cache) == []
+    assert {path.name for path in folder.iterdir()} == names
+    assert all(path.is_file() and not path.is_symlink() for path in folder.iterdir())
+
+
+def test_a_directory_in_the_way_leaves_nothing_behind(filled, tmp_path):
+    cache = copy(filled, tmp_path)
+    folder = cache / "fpformat"
+    names = {path.name for path in folder.iterdir()}
+    for path in folder.iterdir():
+        path.unlink()
+        path.mkdir()
+    for start in ("c", "d"):
+        lines = save(tmp_path / start, cache)
+        assert all("cannot be" in line for line in lines)
+    assert {path.name for path in folder.iterdir()} == names
+
+
+def test_a_file_that_was_begun_is_removed_on_an_interrupt(tmp_path, monkeypatch):
+    def interrupt(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kernel_cache._store(tmp_path / "kernel-0.bin", b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_have_the_permissions_that_the_umask_leaves(mask, tmp_path):
+    save(tmp_path / "c", tmp_path / "cache", umask=mask)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "cache" / "fpformat").iterdir()}
+    assert modes == {0o666 & ~mask}
 
 
 def test_without_a_directory_that_can_be_written(tmp_path):

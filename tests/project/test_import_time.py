@@ -56,3 +56,7 @@ def test_importing_fpformat_loads_nothing_heavy():
 
 def test_importing_fpformat_io_loads_no_torch():
     assert "torch" not in run_python(HEAVY.format(module="fpformat_io")).split()
+
+
+def test_importing_the_torch_face_loads_no_numba():
+    assert run_python(HEAVY.format(module="fpformat_io.torch")) == "torch"

@@ -87,14 +87,25 @@ LAZY = {
     "tools": {"torch", "tqdm", "fpformat_io", "fpformat_tools"},
 }
 
+# What the first save imports, and numba with it: nothing else may reach these on being imported.
+NATIVE = {
+    "fpformat_io/intrinsics.py",
+    "fpformat_io/kernel_cache.py",
+    "fpformat_io/kernels.py",
+    "fpformat_io/pipeline.py",
+    "fpformat_io/segment_writer.py",
+    "fpformat_io/workers.py",
+}
+
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, absolute, and where."""
+    """One imported module, absolute, and where; `lazy` in a function, `typing` never run."""
 
     module: str
     line: int
     lazy: bool
+    typing: bool
 
 
 def imports_of(path: Path) -> Iterator[Import]:
@@ -106,9 +117,15 @@ def imports_of(path: Path) -> Iterator[Import]:
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
         for inner in ast.walk(outer)
     }
+    typing = {
+        id(inner)
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING"
+        for inner in outer.body
+    }
     for node in ast.walk(tree):
         for module in _modules(node, path):
-            yield Import(module, node.lineno, id(node) in lazy)
+            yield Import(module, node.lineno, id(node) in lazy, id(node) in typing)
 
 
 def _modules(node: ast.AST, path: Path) -> list[str]:
@@ -171,6 +188,24 @@ def test_zstandard_stands_behind_the_codec_alone():
         for path in files_of(LAYERS[0])
         for each in imports_of(path)
         if each.module.split(".")[0] == "zstandard" and path.name != "codec.py"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_numba_waits_for_the_first_save():
+    native = {path.removesuffix(".py").replace("/", ".") for path in NATIVE}
+    wrong = [
+        f"{relative(path)}:{each.line}: {each.module}"
+        for layer in LAYERS
+        for path in files_of(layer)
+        for each in imports_of(path)
+        if relative(path) not in NATIVE
+        and (
+            each.module.split(".")[0] in {"numba", "llvmlite"}
+            or (
+                not each.lazy and not each.typing and ".".join(each.module.split(".")[:2]) in native
+            )
+        )
     ]
     assert not wrong, "\n".join(wrong)
 
