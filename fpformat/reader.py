@@ -7,7 +7,6 @@ a byte of it is returned.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
 from types import TracebackType
@@ -15,30 +14,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from fpformat.arguments import checked_int
 from fpformat.check import check_segments, extent_box
-from fpformat.dtypes import DTYPES, numpy_dtype, tensor_nbytes
+from fpformat.dtypes import numpy_dtype, tensor_nbytes
 from fpformat.errors import PlanError, fault
-from fpformat.index import OBJECT_TREE, Array
+from fpformat.index import Array
 from fpformat.limits import NONE
 from fpformat.manifest import parse_manifest
 from fpformat.model import Box, Manifest, TensorEntry, TensorKey, View
-from fpformat.names import MANIFEST_NAME, Path, name_of
-from fpformat.nodes import ArrayRef
+from fpformat.names import MANIFEST_NAME
 from fpformat.plan import plan_runs
 from fpformat.segment import Segment, SegmentPlace
-from fpformat.source import open_directory, read_manifest
-from fpformat.tree import Node, parse_tree, walk_tensors
+from fpformat.source import CheckpointDirectory
+from fpformat.trees import StateTree, StateTrees
 
 KEPT_OPEN: Final = 256
 DEFAULT_VIEW_LIMIT_NBYTES: Final = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTree:
-    """A state tree; the tensors in it are numbers into `keys`."""
-
-    node: Node
-    keys: Sequence[TensorKey]
 
 
 class Checkpoint:
@@ -60,37 +51,38 @@ class Checkpoint:
         view_limit_nbytes: int = DEFAULT_VIEW_LIMIT_NBYTES,
     ) -> None:
         """See `open_checkpoint`."""
-        self.path = os.fspath(path)
-        self.segments: list[Segment] = []
+        view_limit_nbytes = checked_int("view_limit_nbytes", view_limit_nbytes, least=0)
         self._view_limit_nbytes = view_limit_nbytes
-        directory = open_directory(self.path)
-        try:
-            document = read_manifest(self.path, directory, follow_symlinks=follow_symlinks)
-        finally:
-            os.close(directory)
-        self.manifest: Manifest
-        self.manifest, self.checkpoint_id = parse_manifest(
-            document, os.path.join(self.path, MANIFEST_NAME)
+        self.segments: list[Segment] = []
+        self._directory = CheckpointDirectory(
+            path, volumes=volumes, follow_symlinks=follow_symlinks
         )
+        self.path = self._directory.path
         try:
-            for ordinal in range(len(self.manifest.segments)):
-                place = SegmentPlace(
-                    self.path,
-                    ordinal,
-                    volumes=tuple(volumes),
-                    save_id=self.manifest.save_id,
-                    follow_symlinks=follow_symlinks,
-                    keep_open=len(self.manifest.segments) <= KEPT_OPEN,
-                )
-                self._add(place)
-            check_segments(
-                [segment.index for segment in self.segments],
-                world_size=self.manifest.world_size,
-                where=self.path,
+            self.manifest: Manifest
+            self.manifest, self.checkpoint_id = parse_manifest(
+                self._directory.read_manifest(), os.path.join(self.path, MANIFEST_NAME)
             )
+            self._open_segments()
         except BaseException:
             self.close()
             raise
+
+    def _open_segments(self) -> None:
+        count = len(self.manifest.segments)
+        for ordinal in range(count):
+            place = SegmentPlace(
+                self._directory,
+                ordinal,
+                save_id=self.manifest.save_id,
+                keep_open=count <= KEPT_OPEN,
+            )
+            self._add(place)
+        check_segments(
+            [segment.index for segment in self.segments],
+            world_size=self.manifest.world_size,
+            where=self.path,
+        )
 
     def _add(self, place: SegmentPlace) -> None:
         try:
@@ -113,9 +105,18 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files; nothing can be read any more."""
         for segment in self.segments:
             segment.place.close()
+        self._directory.close()
+
+    def is_in_place(self) -> bool:
+        """Return whether its path still leads to the directory that was opened.
+
+        What was opened stays readable after it was renamed or, on a local file system, removed;
+        only with more than 256 segments they are opened when they are read.
+        """
+        return self._directory.is_in_place()
 
     def keys(self) -> list[TensorKey]:
         """Return the keys of all tensors in table order, hidden bases included."""
@@ -272,24 +273,12 @@ class Checkpoint:
         raise PlanError(f"{self.path}: there is no object {name!r} (scope {scope})")
 
     @cached_property
-    def _trees(self) -> list[tuple[Segment, int, list[tuple[int, int]]]]:
-        """Segment, record and rank ranges of each tree."""
-        trees = []
-        for segment in self.segments:
-            ranks = segment.index.tables.object_ranks
-            for row, record in enumerate(segment.index.tables.objects):
-                if record["kind"] != OBJECT_TREE:
-                    continue
-                own = ranks[ranks["object"] == row]
-                ranges = list(zip(own["start"].tolist(), own["stop"].tolist(), strict=True))
-                if record["scope"] == NONE:
-                    ranges = [(0, self.manifest.world_size)]
-                trees.append((segment, row, ranges))
-        return trees
+    def _trees(self) -> StateTrees:
+        return StateTrees(self.segments, world_size=self.manifest.world_size)
 
     def tree_ranks(self) -> list[int]:
         """Return the lowest rank of each tree; empty when the checkpoint has none."""
-        return sorted(ranges[0][0] for _, _, ranges in self._trees)
+        return self._trees.ranks()
 
     def tree(self, rank: int = 0) -> StateTree | None:
         """Return the state tree of a rank, or None when the checkpoint has no trees.
@@ -299,28 +288,10 @@ class Checkpoint:
             FormatError: TRE-1 to TRE-9 or NAM-3; SUM-2 for damage.
         """
         world_size = self.manifest.world_size
-        if type(rank) is not int or not 0 <= rank < world_size:
+        if checked_int("rank", rank, least=0) >= world_size:
             detail = f"rank={rank!r}: expected an int below the world size {world_size}"
             raise PlanError(f"{self.path}: {detail}")
-        for segment, row, ranges in self._trees:
-            if any(start <= rank < stop for start, stop in ranges):
-                return self._read_tree(segment, row)
-        return None
-
-    def _read_tree(self, segment: Segment, row: int) -> StateTree:
-        where = f"{segment.where}: tree"
-        extent = int(segment.index.tables.objects["extent"][row])
-        node = parse_tree(bytes(segment.read_extent(extent)), where)
-        keys = segment.keys
-        hidden = segment.index.tables.tensors["flags"] & 2
-        codes = segment.index.tables.tensors["dtype"]
-        for path, ref in walk_tensors(node):
-            if ref.index >= len(keys) or hidden[ref.index]:
-                raise fault("TRE-6", where, f"tensor {ref.index} does not exist or is hidden")
-            _check_name(path, keys[ref.index][0], where)
-            if isinstance(ref, ArrayRef) and numpy_dtype(DTYPES[int(codes[ref.index])]) is None:
-                raise fault("TRE-9", where, f"numpy has no type for {keys[ref.index][0]!r}")
-        return StateTree(node=node, keys=keys)
+        return self._trees.of(rank)
 
     def check_trees(self) -> None:
         """Check that trees together reach every tensor that is not hidden.
@@ -328,26 +299,7 @@ class Checkpoint:
         Raises:
             FormatError: TRE-8, or what `tree` raises.
         """
-        if not self._trees:
-            return
-        reached: set[TensorKey] = set()
-        for segment, row, _ in self._trees:
-            tree = self._read_tree(segment, row)
-            reached.update(tree.keys[ref.index] for _, ref in walk_tensors(tree.node))
-        for segment in self.segments:
-            for row, key in enumerate(segment.keys):
-                if key not in reached and not segment.entry(row).hidden:
-                    where = f"{segment.where}: tensor {key[0]!r}"
-                    raise fault("TRE-8", where, "is reached by no tree")
-
-
-def _check_name(path: Path, stored: str, where: str) -> None:
-    try:
-        name = name_of(path)
-    except PlanError as error:
-        raise fault("NAM-3", where, f"the path of tensor {stored[:60]!r} has no name") from error
-    if name != stored:
-        raise fault("NAM-3", where, f"the tensor at {name!r} is called {stored!r} in the table")
+        self._trees.check()
 
 
 def open_checkpoint(

@@ -9,7 +9,8 @@ from typing import Any
 from fpformat.errors import FormatError
 from fpformat.model import TensorKey, View
 from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
-from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat.reader import Checkpoint, open_checkpoint
+from fpformat.trees import StateTree
 from fpformat_tools.cli import OK, dump_json, parse, run, show
 from fpformat_tools.directories import with_hint
 from fpformat_tools.errors import SourceError
