@@ -1,21 +1,26 @@
 """The kinds of arguments that public calls take, checked before anything is touched.
 
-Every wrong argument is one `PlanError` that names it, its type and what was expected. Values are
-not shown: they may be a whole state.
+Every wrong argument is one `PlanError` that names it, its type and what was expected. Only short
+plain values are shown: others may be a whole state.
 """
 
 import os
 from collections.abc import Iterable, Sequence
+from types import UnionType
 from typing import Any, Final
 
 from fpformat.errors import PlanError
 
+_PLAIN: Final = (type(None), bool, int, float)
+_SHOWN: Final = 60
 _PATH: Final = "a str or an os.PathLike[str]"
 
 
 def wrong(name: str, value: Any, expected: str) -> PlanError:
     """Return the error for an argument of a wrong kind, for the caller to raise."""
-    return PlanError(f"{name} is of type {type(value).__name__}, expected {expected}")
+    is_plain = type(value) in _PLAIN or (type(value) in (str, bytes) and len(value) <= _SHOWN)
+    shown = f"{name}={value!r}" if is_plain else name
+    return PlanError(f"{shown} is of type {type(value).__name__}, expected {expected}")
 
 
 def checked_path(path: Any, name: str = "path") -> str:
@@ -32,8 +37,7 @@ def checked_path(path: Any, name: str = "path") -> str:
     except TypeError as error:
         raise wrong(name, path, _PATH) from error
     if not isinstance(text, str):
-        kind = "" if text is path else " that stands for bytes"
-        raise PlanError(f"{name} is of type {type(path).__name__}{kind}, expected {_PATH}")
+        raise wrong(name, path, _PATH)
     if not text:
         raise PlanError(f"{name} is empty, expected the path of a directory")
     try:
@@ -68,15 +72,15 @@ def checked_int(name: str, value: Any, *, least: int) -> int:
     return value
 
 
-def check_kind(name: str, value: Any, kinds: "type | tuple[type, ...]", expected: str) -> None:
+def check_kind(name: str, value: Any, kinds: "type | UnionType", expected: str) -> None:
     """Raise PlanError for a value that is none of `kinds`."""
     if not isinstance(value, kinds):
         raise wrong(name, value, expected)
 
 
-def check_all(name: str, values: Any, kind: type) -> None:
+def check_all(name: str, values: Any, kind: type, expected: str) -> None:
     """Raise PlanError for what is no sequence, or for an element that is not of `kind`."""
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise wrong(name, values, f"a sequence of {kind.__name__}")
+        raise wrong(name, values, f"a sequence, each element {expected}")
     for at, value in enumerate(values):
-        check_kind(f"{name}[{at}]", value, kind, f"a {kind.__name__}")
+        check_kind(f"{name}[{at}]", value, kind, expected)

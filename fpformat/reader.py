@@ -9,12 +9,13 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from heapq import merge
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 
-from fpformat.arguments import checked_int
+from fpformat.arguments import check_all, check_kind, checked_int, wrong
 from fpformat.check import check_segments, extent_box
 from fpformat.dtypes import numpy_dtype, tensor_nbytes
 from fpformat.errors import PlanError, fault
@@ -138,9 +139,9 @@ class Checkpoint:
             key: Name and scope, or the name alone for a global tensor.
 
         Raises:
-            PlanError: There is no such tensor.
+            PlanError: There is no such tensor, or `key` is none.
         """
-        key = (key, None) if isinstance(key, str) else key
+        key = _checked_key(key)
         for segment, row in self._places(key):
             return segment.entry(row)
         scope = "" if key[1] is None else f" of rank {key[1]}"
@@ -170,11 +171,16 @@ class Checkpoint:
         return out
 
     def read_into(self, key: "TensorKey | str", out: Any, *, box: Box | None = None) -> None:
-        """Read like `read`, into a writable contiguous buffer of exactly the right size."""
+        """Read like `read`, into a writable contiguous buffer of exactly the right size.
+
+        Raises:
+            PlanError: `out` is no such buffer, and what `read` raises.
+            FormatError: See `read`.
+        """
         entry = self.entry(key)
         box = self._wanted(entry, box)
         nbytes = tensor_nbytes(entry.dtype, box.shape, where=repr(entry.name))
-        target = np.frombuffer(out, dtype=np.uint8)
+        target = _target_of(out)
         if len(target) != nbytes:
             raise PlanError(f"{entry.name!r} needs {nbytes} bytes, the buffer has {len(target)}")
         if isinstance(entry.alias, View):
@@ -192,12 +198,15 @@ class Checkpoint:
         numpy_type = numpy_dtype(entry.dtype)
         if numpy_type is None:
             raise PlanError(f"{entry.name!r}: numpy has no type for {entry.dtype.name}; use read()")
-        shape = entry.shape if box is None else box.shape
-        return self.read(key, box=box).view(numpy_type).reshape(shape)
+        stored = self.read(key, box=box)
+        return stored.view(numpy_type).reshape(entry.shape if box is None else box.shape)
 
     def _wanted(self, entry: TensorEntry, box: Box | None) -> Box:
         if box is None:
             return Box(start=(0,) * len(entry.shape), shape=entry.shape)
+        check_kind("box", box, Box, "a Box or None")
+        check_all("box.start", box.start, Integral, "an int")
+        check_all("box.shape", box.shape, Integral, "an int")
         inside = len(box.start) == len(box.shape) == len(entry.shape) and all(
             start >= 0 and length >= 0 and start + length <= dim
             for start, length, dim in zip(box.start, box.shape, entry.shape, strict=True)
@@ -261,10 +270,11 @@ class Checkpoint:
         """Return the bytes of an object, verified.
 
         Raises:
-            PlanError: There is no such object.
+            PlanError: There is no such object, or an argument is of a wrong kind.
             FormatError: SUM-2 for damage; SEG-1, DIR-7.
         """
-        wanted = NONE if scope is None else scope
+        check_kind("name", name, str, "a str")
+        wanted = NONE if scope is None else checked_int("scope", scope, least=0)
         for segment in self.segments:
             for row, record in enumerate(segment.index.tables.objects):
                 if segment.index.object_names[row] == name and record["scope"] == wanted:
@@ -302,6 +312,29 @@ class Checkpoint:
         self._trees.check()
 
 
+def _checked_key(key: Any) -> TensorKey:
+    """Return name and scope; PlanError for what is neither a name nor both."""
+    if isinstance(key, str):
+        return key, None
+    is_key = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)
+    if not is_key or not isinstance(key[1], int | None):
+        raise wrong("key", key, "a str, or a tuple of a str and a scope (int or None)")
+    return key[0], key[1]
+
+
+def _target_of(out: Any) -> Array:
+    """Return the bytes of a buffer to read into."""
+    expected = "a writable C-contiguous buffer"
+    try:
+        view = memoryview(out)
+        if view.readonly or not view.c_contiguous:
+            raise PlanError(f"out is not writable or not C-contiguous, expected {expected}")
+        target: Array = np.frombuffer(view, dtype=np.uint8)
+    except (TypeError, ValueError, BufferError) as error:
+        raise wrong("out", out, expected) from error
+    return target
+
+
 def open_checkpoint(
     path: "str | os.PathLike[str]",
     *,
@@ -319,6 +352,7 @@ def open_checkpoint(
             more bytes than its target; 1 GiB by default.
 
     Raises:
+        PlanError: An argument is of a wrong kind.
         FormatError: The first broken clause, with file and place.
     """
     return Checkpoint(

@@ -14,7 +14,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
-from fpformat.arguments import checked_flag, checked_path, checked_paths
+from fpformat.arguments import (
+    check_kind,
+    checked_flag,
+    checked_int,
+    checked_path,
+    checked_paths,
+    wrong,
+)
 from fpformat.errors import PlanError, TruncatedError, UncommittedError, fault, storage_fault
 from fpformat.limits import MAX_MANIFEST_NBYTES
 from fpformat.names import MANIFEST_NAME, segment_name
@@ -28,7 +35,16 @@ class BytesSource:
     """A shard in memory: any C-contiguous buffer."""
 
     def __init__(self, buffer: Any) -> None:
-        self._view = memoryview(buffer).cast("B")
+        """Keep the buffer.
+
+        Raises:
+            PlanError: It is none, or not C-contiguous.
+        """
+        try:
+            view = memoryview(buffer)
+            self._view = view.cast("B") if view.nbytes else memoryview(b"")
+        except (TypeError, ValueError, BufferError) as error:
+            raise wrong("buffer", buffer, f"a C-contiguous buffer ({error})") from error
 
     @property
     def buffer(self) -> memoryview:
@@ -44,8 +60,19 @@ class FileSource:
     """A shard that lies in a range of an open file."""
 
     def __init__(self, descriptor: int, *, offset: int, where: str) -> None:
-        self._descriptor = descriptor
-        self._offset = offset
+        """Keep the place.
+
+        Args:
+            descriptor: Of a file that stays open.
+            offset: Where the shard begins, in bytes.
+            where: The file, for messages.
+
+        Raises:
+            PlanError: An argument is of a wrong kind.
+        """
+        self._descriptor = checked_int("descriptor", descriptor, least=0)
+        self._offset = checked_int("offset", offset, least=0)
+        check_kind("where", where, str, "a str")
         self._where = where
 
     def read(self, *, offset: int, nbytes: int) -> memoryview:
