@@ -38,6 +38,15 @@ from fpformat.verify import verify_open
 _LOG: Final = logging.getLogger("fpformat_io")
 _STEP: Final = re.compile(r"step-(\d{10,})")
 _ASIDE: Final = re.compile(r".*\.bad-[0-9a-f]{32}")
+# What parsing and looking into a document of unknown content may raise.
+_NOT_A_MANIFEST: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 # In so many listings a directory that is gone ends the search; later the next one is opened.
 _EARLY_ROUNDS: Final = 50
 _IDLE_WAIT_S: Final = 0.01
@@ -91,6 +100,7 @@ def warn_of_newer(root: Path, step: int) -> None:
 
 _Identity: TypeAlias = tuple[int, int]
 _Claim: TypeAlias = tuple[int, int]
+_UNKNOWN: Final[_Identity] = (-1, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +126,10 @@ def _identity(path: "int | Path") -> _Identity | None:
     """Return device and inode of a directory, None when there is none."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        return _UNKNOWN
     return status.st_dev, status.st_ino
 
 
@@ -200,7 +212,7 @@ def _claim(path: Path, directory: int) -> _Claim | None:
         document = json.loads(manifest)["checkpoint"]
         step = document.get("step")
         return _as_claim(step if type(step) is int else claimed, int(document["created_us"]))
-    except (FormatError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (FormatError, *_NOT_A_MANIFEST):
         return _as_claim(claimed)
     finally:
         os.close(descriptor)

@@ -290,6 +290,7 @@ def test_a_part_that_is_missing_is_not_called_removed(tmp_path, monkeypatch):
         assert "removed" not in str(caught.value)
 
 
+@pytest.mark.clause("SEC-3")
 @pytest.mark.parametrize("name", [MANIFEST, SEGMENT])
 def test_one_opening_never_sees_two_directories(tmp_path, monkeypatch, name):
     save_step(tmp_path, 1)
@@ -310,6 +311,7 @@ def test_one_opening_never_sees_two_directories(tmp_path, monkeypatch, name):
         assert checkpoint.is_in_place()
 
 
+@pytest.mark.clause("SEC-3")
 def test_verification_never_sees_two_directories(tmp_path, monkeypatch):
     save_step(tmp_path, 1, segment_count=3)
     expected = save_step(tmp_path, 2, segment_count=3).checkpoint_id
