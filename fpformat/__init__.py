@@ -29,8 +29,9 @@ from fpformat.model import (
     TensorEntry,
     View,
 )
-from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat.reader import Checkpoint, open_checkpoint
 from fpformat.source import BytesSource, FileSource
+from fpformat.trees import StateTree
 from fpformat.verify import VerifyReport, verify_checkpoint
 from fpformat.writer import WriteReport, write_checkpoint
 

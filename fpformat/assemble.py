@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fpformat.arguments import check_kind, checked_int
 from fpformat.check import check_segments
 from fpformat.dtypes import tensor_nbytes
 from fpformat.errors import FormatError, PlanError
@@ -32,7 +33,7 @@ from fpformat.index import (
 )
 from fpformat.index_rules import check_index
 from fpformat.layout import place_extents, sort_key
-from fpformat.limits import HEADER_NBYTES, NONE, SAVE_ID_NBYTES
+from fpformat.limits import HEADER_NBYTES, MAX_INT, NONE, SAVE_ID_NBYTES
 from fpformat.manifest import dump_manifest, parse_manifest
 from fpformat.model import (
     Geometry,
@@ -191,8 +192,11 @@ def check_plan(plan: SavePlan, sources: Mapping[ShardKey, ShardSource]) -> None:
     """Apply a reader's own checks to what a plan would write, before the first byte.
 
     Raises:
-        PlanError: With the clause that the result would break, or the source that is missing.
+        PlanError: With the clause that the result would break, the source that is missing, or the
+            argument that is of a wrong kind.
     """
+    check_kind("plan", plan, SavePlan, "a SavePlan")
+    check_kind("sources", sources, Mapping, "a mapping of ShardKey to ShardSource")
     for segment in plan.segments:
         for part in segment.parts:
             if (part.key, part.box) not in sources:
@@ -210,6 +214,16 @@ def check_plan(plan: SavePlan, sources: Mapping[ShardKey, ShardSource]) -> None:
         _check_manifest_values(plan)
     except FormatError as error:
         raise PlanError(f"this cannot be stored: {error}") from error
+
+
+def check_attempt(save_id: Any, created_us: Any) -> None:
+    """Raise PlanError for a save id or a time that is not None and no manifest can hold."""
+    if save_id is not None:
+        check_kind("save_id", save_id, bytes, f"{SAVE_ID_NBYTES} bytes or None")
+        if len(save_id) != SAVE_ID_NBYTES:
+            raise PlanError(f"save_id has {len(save_id)} bytes, expected {SAVE_ID_NBYTES}")
+    if created_us is not None and checked_int("created_us", created_us, least=0) > MAX_INT:
+        raise PlanError(f"created_us={created_us}: expected at most 2^53-1")
 
 
 def _check_tree(entry: ObjectEntry) -> None:

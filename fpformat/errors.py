@@ -59,7 +59,15 @@ class NotFpformatError(FormatError):
 
 
 class StorageError(FormatError):
-    """The operating system failed to open or read; the `OSError` is chained."""
+    """The operating system failed to open or read; the `OSError` is chained.
+
+    Attributes:
+        errno: The error number, 0 when there is none; the path stands in `where`.
+    """
+
+    def __init__(self, clause: str, where: str, detail: str, *, errno: int = 0) -> None:
+        self.errno = errno
+        super().__init__(clause, where, detail)
 
 
 class PlanError(FpformatError):
@@ -86,6 +94,12 @@ _BY_CLASS: dict[ErrorClass, type[FormatError]] = {
 def fault(clause: str, where: str, detail: str) -> FormatError:
     """Return the exception that belongs to a broken clause, for the caller to raise."""
     return _BY_CLASS.get(CLAUSE_CLASS[clause], FormatError)(clause, where, detail)
+
+
+def storage_fault(where: str, action: str, error: OSError) -> StorageError:
+    """Return the exception for an error of the operating system, for the caller to chain."""
+    detail = f"{action}: {error.strerror or error}"
+    return StorageError("DIR-7", where, detail, errno=error.errno or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

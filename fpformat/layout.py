@@ -4,8 +4,9 @@ Extents of at least a block come first, each on a block boundary; the small ones
 the smaller alignment, so that padding stays far below one percent whatever the mix of sizes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from fpformat.arguments import check_all, check_kind, checked_int
 from fpformat.dtypes import tensor_nbytes
 from fpformat.errors import PlanError
 from fpformat.limits import round_up
@@ -67,9 +68,18 @@ def plan_checkpoint(
         geometry: Block, alignment and piece sizes in bytes.
 
     Raises:
-        PlanError: Two entries share a name and scope, or an alias has no target.
+        PlanError: Two entries share a name and scope, an alias has no target, or an argument is of
+            a wrong kind.
         FormatError: TEN-6 for a tensor above 2^53 - 1 bytes.
     """
+    check_all("entries", entries, TensorEntry, "a TensorEntry")
+    check_all("objects", objects, ObjectEntry, "an ObjectEntry")
+    checked_int("segment_count", segment_count, least=1)
+    checked_int("world_size", world_size, least=1)
+    if step is not None:
+        checked_int("step", step, least=0)
+    check_kind("user", user, Mapping | None, "a mapping of str to str, or None")
+    check_kind("geometry", geometry, Geometry | None, "a Geometry or None")
     geometry = geometry or Geometry()
     by_key = _index_entries(entries)
     owned = [

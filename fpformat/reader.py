@@ -7,38 +7,30 @@ a byte of it is returned.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 
+from fpformat.arguments import check_all, check_kind, checked_int, wrong
 from fpformat.check import check_segments, extent_box
-from fpformat.dtypes import DTYPES, numpy_dtype, tensor_nbytes
+from fpformat.dtypes import numpy_dtype, tensor_nbytes
 from fpformat.errors import PlanError, fault
-from fpformat.index import OBJECT_TREE, Array
+from fpformat.index import Array
 from fpformat.limits import NONE
 from fpformat.manifest import parse_manifest
 from fpformat.model import Box, Manifest, TensorEntry, TensorKey, View
-from fpformat.names import MANIFEST_NAME, Path, name_of
-from fpformat.nodes import ArrayRef
+from fpformat.names import MANIFEST_NAME
 from fpformat.plan import plan_runs
 from fpformat.segment import Segment, SegmentPlace
-from fpformat.source import open_directory, read_manifest
-from fpformat.tree import Node, parse_tree, walk_tensors
+from fpformat.source import CheckpointDirectory
+from fpformat.trees import StateTree, StateTrees
 
 KEPT_OPEN: Final = 256
 DEFAULT_VIEW_LIMIT_NBYTES: Final = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTree:
-    """A state tree; the tensors in it are numbers into `keys`."""
-
-    node: Node
-    keys: Sequence[TensorKey]
 
 
 class Checkpoint:
@@ -60,37 +52,38 @@ class Checkpoint:
         view_limit_nbytes: int = DEFAULT_VIEW_LIMIT_NBYTES,
     ) -> None:
         """See `open_checkpoint`."""
-        self.path = os.fspath(path)
-        self.segments: list[Segment] = []
+        view_limit_nbytes = checked_int("view_limit_nbytes", view_limit_nbytes, least=0)
         self._view_limit_nbytes = view_limit_nbytes
-        directory = open_directory(self.path)
-        try:
-            document = read_manifest(self.path, directory, follow_symlinks=follow_symlinks)
-        finally:
-            os.close(directory)
-        self.manifest: Manifest
-        self.manifest, self.checkpoint_id = parse_manifest(
-            document, os.path.join(self.path, MANIFEST_NAME)
+        self.segments: list[Segment] = []
+        self._directory = CheckpointDirectory(
+            path, volumes=volumes, follow_symlinks=follow_symlinks
         )
+        self.path = self._directory.path
         try:
-            for ordinal in range(len(self.manifest.segments)):
-                place = SegmentPlace(
-                    self.path,
-                    ordinal,
-                    volumes=tuple(volumes),
-                    save_id=self.manifest.save_id,
-                    follow_symlinks=follow_symlinks,
-                    keep_open=len(self.manifest.segments) <= KEPT_OPEN,
-                )
-                self._add(place)
-            check_segments(
-                [segment.index for segment in self.segments],
-                world_size=self.manifest.world_size,
-                where=self.path,
+            self.manifest: Manifest
+            self.manifest, self.checkpoint_id = parse_manifest(
+                self._directory.read_manifest(), os.path.join(self.path, MANIFEST_NAME)
             )
+            self._open_segments()
         except BaseException:
             self.close()
             raise
+
+    def _open_segments(self) -> None:
+        count = len(self.manifest.segments)
+        for ordinal in range(count):
+            place = SegmentPlace(
+                self._directory,
+                ordinal,
+                save_id=self.manifest.save_id,
+                keep_open=count <= KEPT_OPEN,
+            )
+            self._add(place)
+        check_segments(
+            [segment.index for segment in self.segments],
+            world_size=self.manifest.world_size,
+            where=self.path,
+        )
 
     def _add(self, place: SegmentPlace) -> None:
         try:
@@ -113,9 +106,18 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files; nothing can be read any more."""
         for segment in self.segments:
             segment.place.close()
+        self._directory.close()
+
+    def is_in_place(self) -> bool:
+        """Return whether its path still leads to the directory that was opened.
+
+        What was opened stays readable after it was renamed or, on a local file system, removed;
+        only with more than 256 segments they are opened when they are read.
+        """
+        return self._directory.is_in_place()
 
     def keys(self) -> list[TensorKey]:
         """Return the keys of all tensors in table order, hidden bases included."""
@@ -137,9 +139,9 @@ class Checkpoint:
             key: Name and scope, or the name alone for a global tensor.
 
         Raises:
-            PlanError: There is no such tensor.
+            PlanError: There is no such tensor, or `key` is none.
         """
-        key = (key, None) if isinstance(key, str) else key
+        key = _checked_key(key)
         for segment, row in self._places(key):
             return segment.entry(row)
         scope = "" if key[1] is None else f" of rank {key[1]}"
@@ -169,11 +171,16 @@ class Checkpoint:
         return out
 
     def read_into(self, key: "TensorKey | str", out: Any, *, box: Box | None = None) -> None:
-        """Read like `read`, into a writable contiguous buffer of exactly the right size."""
+        """Read like `read`, into a writable contiguous buffer of exactly the right size.
+
+        Raises:
+            PlanError: `out` is no such buffer, and what `read` raises.
+            FormatError: See `read`.
+        """
         entry = self.entry(key)
         box = self._wanted(entry, box)
         nbytes = tensor_nbytes(entry.dtype, box.shape, where=repr(entry.name))
-        target = np.frombuffer(out, dtype=np.uint8)
+        target = _target_of(out)
         if len(target) != nbytes:
             raise PlanError(f"{entry.name!r} needs {nbytes} bytes, the buffer has {len(target)}")
         if isinstance(entry.alias, View):
@@ -191,12 +198,15 @@ class Checkpoint:
         numpy_type = numpy_dtype(entry.dtype)
         if numpy_type is None:
             raise PlanError(f"{entry.name!r}: numpy has no type for {entry.dtype.name}; use read()")
-        shape = entry.shape if box is None else box.shape
-        return self.read(key, box=box).view(numpy_type).reshape(shape)
+        stored = self.read(key, box=box)
+        return stored.view(numpy_type).reshape(entry.shape if box is None else box.shape)
 
     def _wanted(self, entry: TensorEntry, box: Box | None) -> Box:
         if box is None:
             return Box(start=(0,) * len(entry.shape), shape=entry.shape)
+        check_kind("box", box, Box, "a Box or None")
+        check_all("box.start", box.start, Integral, "an int")
+        check_all("box.shape", box.shape, Integral, "an int")
         inside = len(box.start) == len(box.shape) == len(entry.shape) and all(
             start >= 0 and length >= 0 and start + length <= dim
             for start, length, dim in zip(box.start, box.shape, entry.shape, strict=True)
@@ -260,10 +270,11 @@ class Checkpoint:
         """Return the bytes of an object, verified.
 
         Raises:
-            PlanError: There is no such object.
+            PlanError: There is no such object, or an argument is of a wrong kind.
             FormatError: SUM-2 for damage; SEG-1, DIR-7.
         """
-        wanted = NONE if scope is None else scope
+        check_kind("name", name, str, "a str")
+        wanted = NONE if scope is None else checked_int("scope", scope, least=0)
         for segment in self.segments:
             for row, record in enumerate(segment.index.tables.objects):
                 if segment.index.object_names[row] == name and record["scope"] == wanted:
@@ -272,24 +283,12 @@ class Checkpoint:
         raise PlanError(f"{self.path}: there is no object {name!r} (scope {scope})")
 
     @cached_property
-    def _trees(self) -> list[tuple[Segment, int, list[tuple[int, int]]]]:
-        """Segment, record and rank ranges of each tree."""
-        trees = []
-        for segment in self.segments:
-            ranks = segment.index.tables.object_ranks
-            for row, record in enumerate(segment.index.tables.objects):
-                if record["kind"] != OBJECT_TREE:
-                    continue
-                own = ranks[ranks["object"] == row]
-                ranges = list(zip(own["start"].tolist(), own["stop"].tolist(), strict=True))
-                if record["scope"] == NONE:
-                    ranges = [(0, self.manifest.world_size)]
-                trees.append((segment, row, ranges))
-        return trees
+    def _trees(self) -> StateTrees:
+        return StateTrees(self.segments, world_size=self.manifest.world_size)
 
     def tree_ranks(self) -> list[int]:
         """Return the lowest rank of each tree; empty when the checkpoint has none."""
-        return sorted(ranges[0][0] for _, _, ranges in self._trees)
+        return self._trees.ranks()
 
     def tree(self, rank: int = 0) -> StateTree | None:
         """Return the state tree of a rank, or None when the checkpoint has no trees.
@@ -299,28 +298,10 @@ class Checkpoint:
             FormatError: TRE-1 to TRE-9 or NAM-3; SUM-2 for damage.
         """
         world_size = self.manifest.world_size
-        if type(rank) is not int or not 0 <= rank < world_size:
+        if checked_int("rank", rank, least=0) >= world_size:
             detail = f"rank={rank!r}: expected an int below the world size {world_size}"
             raise PlanError(f"{self.path}: {detail}")
-        for segment, row, ranges in self._trees:
-            if any(start <= rank < stop for start, stop in ranges):
-                return self._read_tree(segment, row)
-        return None
-
-    def _read_tree(self, segment: Segment, row: int) -> StateTree:
-        where = f"{segment.where}: tree"
-        extent = int(segment.index.tables.objects["extent"][row])
-        node = parse_tree(bytes(segment.read_extent(extent)), where)
-        keys = segment.keys
-        hidden = segment.index.tables.tensors["flags"] & 2
-        codes = segment.index.tables.tensors["dtype"]
-        for path, ref in walk_tensors(node):
-            if ref.index >= len(keys) or hidden[ref.index]:
-                raise fault("TRE-6", where, f"tensor {ref.index} does not exist or is hidden")
-            _check_name(path, keys[ref.index][0], where)
-            if isinstance(ref, ArrayRef) and numpy_dtype(DTYPES[int(codes[ref.index])]) is None:
-                raise fault("TRE-9", where, f"numpy has no type for {keys[ref.index][0]!r}")
-        return StateTree(node=node, keys=keys)
+        return self._trees.of(rank)
 
     def check_trees(self) -> None:
         """Check that trees together reach every tensor that is not hidden.
@@ -328,26 +309,30 @@ class Checkpoint:
         Raises:
             FormatError: TRE-8, or what `tree` raises.
         """
-        if not self._trees:
-            return
-        reached: set[TensorKey] = set()
-        for segment, row, _ in self._trees:
-            tree = self._read_tree(segment, row)
-            reached.update(tree.keys[ref.index] for _, ref in walk_tensors(tree.node))
-        for segment in self.segments:
-            for row, key in enumerate(segment.keys):
-                if key not in reached and not segment.entry(row).hidden:
-                    where = f"{segment.where}: tensor {key[0]!r}"
-                    raise fault("TRE-8", where, "is reached by no tree")
+        self._trees.check()
 
 
-def _check_name(path: Path, stored: str, where: str) -> None:
+def _checked_key(key: Any) -> TensorKey:
+    """Return name and scope; PlanError for what is neither a name nor both."""
+    if isinstance(key, str):
+        return key, None
+    is_key = isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str)
+    if not is_key or not isinstance(key[1], int | None):
+        raise wrong("key", key, "a str, or a tuple of a str and a scope (int or None)")
+    return key[0], key[1]
+
+
+def _target_of(out: Any) -> Array:
+    """Return the bytes of a buffer to read into."""
+    expected = "a writable C-contiguous buffer"
     try:
-        name = name_of(path)
-    except PlanError as error:
-        raise fault("NAM-3", where, f"the path of tensor {stored[:60]!r} has no name") from error
-    if name != stored:
-        raise fault("NAM-3", where, f"the tensor at {name!r} is called {stored!r} in the table")
+        view = memoryview(out)
+        if view.readonly or not view.c_contiguous:
+            raise PlanError(f"out is not writable or not C-contiguous, expected {expected}")
+        target: Array = np.frombuffer(view, dtype=np.uint8)
+    except (TypeError, ValueError, BufferError) as error:
+        raise wrong("out", out, expected) from error
+    return target
 
 
 def open_checkpoint(
@@ -367,6 +352,7 @@ def open_checkpoint(
             more bytes than its target; 1 GiB by default.
 
     Raises:
+        PlanError: An argument is of a wrong kind.
         FormatError: The first broken clause, with file and place.
     """
     return Checkpoint(

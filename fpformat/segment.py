@@ -20,7 +20,7 @@ from fpformat.manifest import feature_words
 from fpformat.model import Manifest, SegmentRecord, TensorEntry, TensorKey, View
 from fpformat.names import segment_name
 from fpformat.plan import Runs
-from fpformat.source import open_segment, read_exact
+from fpformat.source import CheckpointDirectory, read_exact
 from fpformat.wire import (
     FOOTER_RESERVED,
     Footer,
@@ -34,40 +34,22 @@ _WINDOW_PIECES: Final = 32
 
 
 class SegmentPlace:
-    """Where a segment is found: opened once and kept, or again for each use when there are many."""
+    """Where a segment is found: opened once and kept, or again for each use when there are many.
+
+    Either way it is opened below the directory that was opened first, never by its path.
+    """
 
     def __init__(
-        self,
-        path: str,
-        ordinal: int,
-        *,
-        volumes: tuple[str, ...],
-        save_id: bytes,
-        follow_symlinks: bool,
-        keep_open: bool,
+        self, directory: CheckpointDirectory, ordinal: int, *, save_id: bytes, keep_open: bool
     ) -> None:
-        self.where = os.path.join(path, segment_name(ordinal))
+        self.where = os.path.join(directory.path, segment_name(ordinal))
         self.ordinal = ordinal
-        # Absolute, because it is opened again when the working directory may be another.
-        self._path = os.path.abspath(path)
-        self._volumes = volumes
+        self._directory = directory
         self._save_id = save_id
-        self._follow = follow_symlinks
         self._kept: tuple[int, int] | None = self._open() if keep_open else None
 
     def _open(self) -> tuple[int, int]:
-        directory = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return open_segment(
-                directory,
-                segment_name(self.ordinal),
-                volumes=self._volumes,
-                save_id=self._save_id,
-                follow_symlinks=self._follow,
-                where=self.where,
-            )
-        finally:
-            os.close(directory)
+        return self._directory.open_segment(self.ordinal, self._save_id)
 
     @contextmanager
     def open(self) -> Iterator[tuple[int, int]]:
@@ -82,7 +64,7 @@ class SegmentPlace:
             os.close(opened[0])
 
     def close(self) -> None:
-        """Close what was kept open."""
+        """Close what was kept open; a later use opens the segment again."""
         if self._kept is not None:
             os.close(self._kept[0])
             self._kept = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fpformat.arguments import wrong
 from fpformat.check import check_segments
 from fpformat.checksum import crc32c
 from fpformat.errors import FormatError, Problem, fault
@@ -18,7 +19,8 @@ from fpformat.model import Manifest, TensorKey
 from fpformat.names import MANIFEST_NAME
 from fpformat.reader import Checkpoint
 from fpformat.segment import Segment, SegmentPlace
-from fpformat.source import open_directory, read_exact, read_manifest
+from fpformat.source import CheckpointDirectory, read_exact
+from fpformat.trees import StateTrees
 from fpformat.wire import is_zero
 
 _BATCH_NBYTES = 8 * 1024 * 1024
@@ -49,9 +51,32 @@ class _Findings:
     problems: list[Problem] = field(default_factory=list)
     damaged: dict[TensorKey, None] = field(default_factory=dict)
     nbytes: int = 0
+    progress: Callable[[int], None] | None = None
 
     def add(self, error: FormatError) -> None:
         self.problems.append(Problem.of(error))
+
+    def add_new(self, error: FormatError) -> None:
+        """Add a fault unless it was found before, when the same bytes were read."""
+        if Problem.of(error) not in self.problems:
+            self.add(error)
+
+    def note_read(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        if self.progress is not None:
+            self.progress(nbytes)
+
+    def report(
+        self, segments: Sequence[Segment], manifest: Manifest | None, checkpoint_id: str | None
+    ) -> VerifyReport:
+        return VerifyReport(
+            problems=tuple(self.problems),
+            damaged=tuple(self.damaged),
+            checkpoint_id=checkpoint_id,
+            manifest=manifest,
+            tensor_count=len({key for segment in segments for key in segment.keys}),
+            nbytes=self.nbytes,
+        )
 
 
 def verify_checkpoint(
@@ -68,72 +93,85 @@ def verify_checkpoint(
         volumes: Roots of further volumes on which segments may lie.
         follow_symlinks: Whether manifest and segments may be symbolic links.
         progress: Called with the number of bytes just read.
+
+    Raises:
+        PlanError: An argument is of a wrong kind; faults of the checkpoint stand in the report.
     """
-    findings = _Findings()
-    place = os.fspath(path)
+    if progress is not None and not callable(progress):
+        raise wrong("progress", progress, "a callable or None")
+    findings = _Findings(progress=progress)
     manifest, checkpoint_id = None, None
     segments: list[Segment] = []
     try:
-        manifest, checkpoint_id = _manifest(place, follow_symlinks, findings)
+        with CheckpointDirectory(
+            path, volumes=volumes, follow_symlinks=follow_symlinks
+        ) as directory:
+            manifest, checkpoint_id = _manifest(directory, findings)
+            segments = _verify_segments(directory, manifest, findings)
     except FormatError as error:
         findings.add(error)
-    if manifest is not None:
-        for ordinal in range(len(manifest.segments)):
-            segment = _verify_segment(
-                place, ordinal, manifest, tuple(volumes), follow_symlinks, findings, progress
-            )
-            segments += [segment] if segment else []
-    if manifest is not None and len(segments) == len(manifest.segments):
-        _check_whole(place, segments, manifest, volumes, follow_symlinks, findings)
-    return VerifyReport(
-        problems=tuple(findings.problems),
-        damaged=tuple(findings.damaged),
-        checkpoint_id=checkpoint_id,
-        manifest=manifest,
-        tensor_count=len({key for segment in segments for key in segment.keys}),
-        nbytes=findings.nbytes,
-    )
+    return findings.report(segments, manifest, checkpoint_id)
 
 
-def _manifest(path: str, follow_symlinks: bool, findings: _Findings) -> tuple[Manifest, str]:
-    directory = open_directory(path)
+def verify_open(checkpoint: Checkpoint) -> VerifyReport:
+    """Read and check every byte of the segments of an open checkpoint, as it was opened.
+
+    Args:
+        checkpoint: What was opened; its manifest and the structure of its segments are checked.
+    """
+    findings = _Findings()
+    for segment in checkpoint.segments:
+        try:
+            _verify_extents(segment, findings)
+            _verify_file(segment.place, checkpoint.manifest, findings)
+        except FormatError as error:
+            findings.add(error)
     try:
-        document = read_manifest(path, directory, follow_symlinks=follow_symlinks)
-    finally:
-        os.close(directory)
+        checkpoint.check_trees()
+    except FormatError as error:
+        findings.add_new(error)
+    return findings.report(checkpoint.segments, checkpoint.manifest, checkpoint.checkpoint_id)
+
+
+def _manifest(directory: CheckpointDirectory, findings: _Findings) -> tuple[Manifest, str]:
+    document = directory.read_manifest()
     findings.nbytes += len(document)
-    return parse_manifest(document, os.path.join(path, MANIFEST_NAME))
+    return parse_manifest(document, os.path.join(directory.path, MANIFEST_NAME))
+
+
+def _verify_segments(
+    directory: CheckpointDirectory, manifest: Manifest, findings: _Findings
+) -> list[Segment]:
+    """Verify every segment and, when all are sound in structure, the rules across them."""
+    segments: list[Segment] = []
+    for ordinal in range(len(manifest.segments)):
+        segment = _verify_segment(directory, ordinal, manifest, findings)
+        segments += [segment] if segment else []
+    if len(segments) == len(manifest.segments):
+        _check_whole(directory.path, segments, manifest, findings)
+    return segments
 
 
 def _verify_segment(
-    path: str,
-    ordinal: int,
-    manifest: Manifest,
-    volumes: tuple[str, ...],
-    follow_symlinks: bool,
-    findings: _Findings,
-    progress: Callable[[int], None] | None,
+    directory: CheckpointDirectory, ordinal: int, manifest: Manifest, findings: _Findings
 ) -> Segment | None:
     """Verify one segment; return it when its structure is sound."""
-    place = segment = None
     try:
-        place = SegmentPlace(
-            path,
-            ordinal,
-            volumes=volumes,
-            save_id=manifest.save_id,
-            follow_symlinks=follow_symlinks,
-            keep_open=True,
-        )
+        place = SegmentPlace(directory, ordinal, save_id=manifest.save_id, keep_open=True)
+    except FormatError as error:
+        findings.add(error)
+        return None
+    segment = None
+    try:
         segment = Segment(place, manifest)
         _verify_extents(segment, findings)
     except FormatError as error:
         findings.add(error)
-    if place is not None:
-        try:
-            _verify_file(place, manifest, findings, progress)
-        except FormatError as error:
-            findings.add(error)
+    try:
+        _verify_file(place, manifest, findings)
+    except FormatError as error:
+        findings.add(error)
+    finally:
         place.close()
     return segment
 
@@ -168,12 +206,7 @@ def _check_padding(
         findings.add(fault("SEG-5", segment.where, detail))
 
 
-def _verify_file(
-    place: SegmentPlace,
-    manifest: Manifest,
-    findings: _Findings,
-    progress: Callable[[int], None] | None,
-) -> None:
+def _verify_file(place: SegmentPlace, manifest: Manifest, findings: _Findings) -> None:
     """Compare the checksum of the whole file with the manifest's."""
     checksum = 0
     with place.open() as (descriptor, nbytes):
@@ -181,28 +214,19 @@ def _verify_file(
             buffer = bytearray(min(_BATCH_NBYTES, nbytes - offset))
             read_exact(descriptor, buffer, offset=offset, where=place.where)
             checksum = crc32c(buffer, checksum)
-            findings.nbytes += len(buffer)
-            if progress is not None:
-                progress(len(buffer))
+            findings.note_read(len(buffer))
     if checksum != (expected := manifest.segments[place.ordinal].crc32c):
         detail = f"CRC-32C of the file is {checksum:08x}, the manifest says {expected:08x}"
         findings.add(fault("SUM-4", place.where, detail))
 
 
 def _check_whole(
-    path: str,
-    segments: Sequence[Segment],
-    manifest: Manifest,
-    volumes: Sequence[str],
-    follow_symlinks: bool,
-    findings: _Findings,
+    path: str, segments: Sequence[Segment], manifest: Manifest, findings: _Findings
 ) -> None:
     """Check the rules across segments, then the trees."""
     try:
         indexes = [segment.index for segment in segments]
         check_segments(indexes, world_size=manifest.world_size, where=path)
-        with Checkpoint(path, volumes=volumes, follow_symlinks=follow_symlinks) as checkpoint:
-            checkpoint.check_trees()
+        StateTrees(segments, world_size=manifest.world_size).check()
     except FormatError as error:
-        if Problem.of(error) not in findings.problems:
-            findings.add(error)
+        findings.add_new(error)

@@ -15,7 +15,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from fpformat import writer
-from fpformat.assemble import check_plan
+from fpformat.arguments import check_kind, checked_path
+from fpformat.assemble import check_attempt, check_plan
 from fpformat.errors import SaveError
 from fpformat.limits import SAVE_ID_NBYTES
 from fpformat.model import SavePlan, ShardKey, ShardSource
@@ -75,10 +76,15 @@ def write_checkpoint(
 
     Raises:
         CancelledError: `control` was told to stop; what was written is removed again.
-        PlanError: The plan breaks a clause, or `path` exists; nothing was written.
+        PlanError: The plan breaks a clause, `path` exists, or an argument is of a wrong kind;
+            nothing was written.
         EngineError: A system call failed, or there is no memory; what was written is removed
             again.
     """
+    path = checked_path(path)
+    check_attempt(save_id, created_us)
+    check_kind("config", config, EngineConfig | None, "an EngineConfig or None")
+    check_kind("control", control, SaveControl | None, "a SaveControl or None")
     control = SaveControl() if control is None else control
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
     native = _native()

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from fpformat.arguments import wrong
 from fpformat.errors import PlanError
 from fpformat.names import Path, element_text
 from fpformat.nodes import CounterNode, FlattenedNode, Node, OrderedNode, children_of
@@ -16,10 +17,7 @@ class Selection:
     """A set of names and of name prefixes that end at an element of a path."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        keys = (keys,) if isinstance(keys, str) else tuple(keys)
-        wrong = [f"{key!r} is a {type(key).__name__}" for key in keys if type(key) is not str]
-        if wrong:
-            raise PlanError("keys must be names, that is str:", *wrong)
+        keys = checked_keys(keys)
         self._unused = set(keys)
         self._prefixes = {tuple(key.split("/")): key for key in keys}
         self._longest = max(map(len, self._prefixes), default=0)
@@ -52,6 +50,23 @@ class Selection:
             problems.append(f"{key!r} is not in the checkpoint{hint}")
         if problems:
             raise PlanError("unknown keys:", *problems)
+
+
+def checked_keys(keys: Any) -> tuple[str, ...]:
+    """Return names as a tuple; a single one may stand for itself.
+
+    Raises:
+        PlanError: They are no names.
+    """
+    if isinstance(keys, str):
+        return (keys,)
+    if isinstance(keys, bytes) or not isinstance(keys, Iterable):
+        raise wrong("keys", keys, "names, that is an iterable of str")
+    names = tuple(keys)
+    problems = [f"{key!r} is a {type(key).__name__}" for key in names if type(key) is not str]
+    if problems:
+        raise PlanError("keys must be names, that is str:", *problems)
+    return names
 
 
 def plain_text(element: str) -> str:

@@ -18,7 +18,7 @@ from fpformat.manifest import feature_words
 from fpformat.model import Geometry, Manifest, TensorKey
 from fpformat.names import segment_name
 from fpformat.segment import Segment, SegmentPlace
-from fpformat.source import read_exact
+from fpformat.source import CheckpointDirectory, read_exact
 from fpformat.verify import VerifyReport
 from fpformat.wire import Footer, Header, parse_header
 
@@ -73,8 +73,7 @@ def assess(path: str, report: VerifyReport) -> Damage:
     if manifest is None:
         return damage
     wanted = set(report.damaged)
-    for ordinal in range(len(manifest.segments)):
-        index, is_open = _index_of(path, ordinal, manifest)
+    for ordinal, (index, is_open) in enumerate(_indexes(path, manifest)):
         ended = any(
             problem.clause in _ENDING_CLAUSES and segment_of(problem, manifest) == ordinal
             for problem in report.problems
@@ -131,16 +130,24 @@ class _Keys:
         return self._at(owners[:-1] | tied)
 
 
-def _index_of(path: str, ordinal: int, manifest: Manifest) -> tuple[SegmentIndex | None, bool]:
+def _indexes(path: str, manifest: Manifest) -> Iterator[tuple[SegmentIndex | None, bool]]:
+    """Yield `_index_of` for every segment; nothing is known when the directory is gone by now."""
+    count = len(manifest.segments)
+    try:
+        directory = CheckpointDirectory(path)
+    except FormatError:
+        yield from [(None, False)] * count
+        return
+    with directory:
+        for ordinal in range(count):
+            yield _index_of(directory, ordinal, manifest)
+
+
+def _index_of(
+    directory: CheckpointDirectory, ordinal: int, manifest: Manifest
+) -> tuple[SegmentIndex | None, bool]:
     """Return the index of a segment if it can be trusted, and whether the whole segment can."""
-    place = SegmentPlace(
-        path,
-        ordinal,
-        volumes=(),
-        save_id=manifest.save_id,
-        follow_symlinks=False,
-        keep_open=False,
-    )
+    place = SegmentPlace(directory, ordinal, save_id=manifest.save_id, keep_open=False)
     try:
         return Segment(place, manifest).index, True
     except FormatError:

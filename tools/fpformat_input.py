@@ -9,7 +9,8 @@ import numpy as np
 from fpformat.dtypes import tensor_nbytes
 from fpformat.model import Box, TensorEntry, TensorKey, View
 from fpformat.nodes import TensorRef
-from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat.reader import Checkpoint, open_checkpoint
+from fpformat.trees import StateTree
 from fpformat_tools.state import State, Tensor, whole
 from fpformat_tools.text import count_text, shown
 from fpformat_tools.trees import renumber

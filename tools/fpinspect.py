@@ -10,7 +10,8 @@ from fpformat.digest import StateDigest, state_digest
 from fpformat.errors import FormatError
 from fpformat.model import TensorKey, View
 from fpformat.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
-from fpformat.reader import Checkpoint, StateTree, open_checkpoint
+from fpformat.reader import Checkpoint, open_checkpoint
+from fpformat.trees import StateTree
 from fpformat_tools import fpinspect_gc
 from fpformat_tools.cli import OK, dump_json, name_argument, parse, run, shortened, show
 from fpformat_tools.directories import with_hint

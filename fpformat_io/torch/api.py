@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from fpformat.arguments import check_kind, checked_int, checked_path
 from fpformat.errors import PlanError
 from fpformat.model import TensorKey
 from fpformat.nodes import Node, TensorRef
 from fpformat.reader import Checkpoint, open_checkpoint
-from fpformat_io.select import select_nodes
+from fpformat_io.select import checked_keys, select_nodes
 from fpformat_io.session import SaveReport
 from fpformat_io.torch.capture import capture, report_of, write
 from fpformat_io.torch.restore import restore
@@ -43,12 +44,13 @@ def save(
         Sizes and times.
 
     Raises:
-        PlanError: Something in the state cannot be stored, all of it is listed; or `path` exists.
-            Nothing was written.
+        PlanError: Something in the state cannot be stored, all of it is listed; `path` exists; or
+            an argument is of a wrong kind. Nothing was written.
         EngineError: The operating system failed. Nothing was committed, and what was written is
             removed again.
     """
     begin = time.perf_counter()
+    path = checked_path(path)
     ready = capture(state, step=step, metadata=metadata, sources=live_sources)
     return report_of(write(path, ready), ready, begin=begin)
 
@@ -81,9 +83,13 @@ def load(
 
     Raises:
         FormatError: The first fault found, with its clause.
-        PlanError: `keys` or `rank` name nothing, or a tensor subclass is not registered.
+        PlanError: `keys` or `rank` name nothing, a tensor subclass is not registered, or an
+            argument is of a wrong kind.
     """
+    path = checked_path(path)
     place = checked_device(device)
+    keys = None if keys is None else checked_keys(keys)
+    rank = checked_int("rank", rank, least=0)
     with open_checkpoint(path) as checkpoint:
         node, table = state_tree(checkpoint, rank)
         if keys is not None:
@@ -93,6 +99,7 @@ def load(
 
 def checked_device(device: "str | torch.device") -> torch.device:
     """Return the device; PlanError when torch does not know it or cannot use it here."""
+    check_kind("device", device, str | torch.device, "a str or a torch.device")
     try:
         place = torch.device(device)
         torch.empty(0, device=place)

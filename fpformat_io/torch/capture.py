@@ -1,5 +1,6 @@
 """State -> save plan and sources: everything between the caller's objects and the writer."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from fpformat.errors import PlanError
+from fpformat.errors import PlanError, SaveError
 from fpformat.layout import plan_checkpoint, sort_key
 from fpformat.limits import MAX_INT
 from fpformat.model import ObjectEntry, SavePlan, ShardKey, ShardSource, TensorEntry
@@ -94,6 +95,8 @@ def write(
         )
     except (PlanError, EngineError):
         raise
+    except OSError as error:
+        raise engine_error(SaveError(os.fspath(path), "saving", error)) from error
     except Exception as error:
         raise engine_error(error) from error
 

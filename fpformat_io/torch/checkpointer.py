@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from fpformat.arguments import checked_int, checked_path
 from fpformat.durability import make_directories
 from fpformat.errors import FormatError, PlanError, SaveError
 from fpformat.leftovers import collect
@@ -60,20 +61,21 @@ class Checkpointer:
             PlanError: An argument is something else.
             EngineError: The root cannot be created, listed or changed.
         """
-        if keep is not None and (type(keep) is not int or keep < 1):
-            raise PlanError(f"keep={keep!r}: expected an int of at least 1, or None")
+        text = checked_path(root, "root")
+        if keep is not None:
+            checked_int("keep", keep, least=1)
         if resume_from is not None:
             _check_step(resume_from, name="resume_from")
         try:
             # Absolute: saves go on in the background while the working directory may change.
-            self.root = Path(os.path.abspath(root))
+            self.root = Path(os.path.abspath(text))
             make_directories(self.root, _LOG.warning)
             for path in collect(self.root, warn=_LOG.warning):
                 _LOG.warning("removed %s, which a writer that died left behind", path)
             if resume_from is not None:
                 go_back(self.root, resume_from)
         except OSError as error:
-            raise engine_error(SaveError(os.fspath(root), "opening the root", error)) from error
+            raise engine_error(SaveError(text, "opening the root", error)) from error
         self._retention = Retention(self.root, keep)
         self._session = SaveSession()
         self._is_closed = False

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from fpformat.arguments import check_kind, checked_flag, checked_int, checked_path
 from fpformat.dtypes import DType, from_numpy
 from fpformat.errors import PlanError
 from fpformat.limits import MAX_TREE_DEPTH
@@ -89,9 +90,15 @@ def load_into(
 
     Raises:
         PlanError: `strict`, and template and checkpoint differ; all differences are listed, a
-            part that is wholly on one side in one line. `key` names nothing.
+            part that is wholly on one side in one line. `key` names nothing, or an argument is of
+            a wrong kind.
         FormatError: The first fault found in the checkpoint, with its clause.
     """
+    path = checked_path(path)
+    strict = checked_flag("strict", strict)
+    rank = checked_int("rank", rank, least=0)
+    if key is not None:
+        check_kind("key", key, str, "a str or None")
     if isinstance(template, torch.nn.Module | torch.optim.Optimizer):
         kind = type(template).__name__
         raise PlanError(f"template is a {kind}; give its state_dict(), which shares its tensors")

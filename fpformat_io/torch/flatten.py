@@ -125,10 +125,20 @@ def tensor_problem(tensor: torch.Tensor) -> str | None:
     try:
         stored = tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
-        return "has no storage"
-    if tensor.numel() and (tensor.data_ptr() == 0 or stored < _needed_nbytes(tensor)):
+        return "has no storage, as one inside a torch.func transform has none"
+    if tensor.numel() and stored < _needed_nbytes(tensor):
         return f"needs {_needed_nbytes(tensor)} bytes, its storage has {stored} (was it freed?)"
+    if tensor.numel() and not _has_memory(tensor):
+        kinds = "a functional or fake tensor, as torch.func and torch.compile make them"
+        return f"has no memory behind its storage: it is {kinds}"
     return None
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def _needed_nbytes(tensor: torch.Tensor) -> int:

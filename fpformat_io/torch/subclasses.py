@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from fpformat.arguments import check_kind
 from fpformat.errors import PlanError
 from fpformat_io.torch.forked import without_pool
 
@@ -31,9 +32,10 @@ def register_subclass(cls: type[torch.Tensor]) -> type[torch.Tensor]:
         The class.
 
     Raises:
-        PlanError: The class cannot be taken apart.
+        PlanError: It is no class, or one that cannot be taken apart.
     """
-    if not (isinstance(cls, type) and issubclass(cls, torch.Tensor) and is_flattenable(cls)):
+    check_kind("cls", cls, type, "a tensor class with __tensor_flatten__ and its inverse")
+    if not (issubclass(cls, torch.Tensor) and is_flattenable(cls)):
         raise PlanError(f"{cls!r} is no tensor class with __tensor_flatten__ and its inverse")
     _REGISTERED[label_of(cls)] = cls
     return cls

@@ -73,7 +73,12 @@ def test_what_is_no_candidate(tmp_path):
     assert (found.step, found.skipped) == (1, ())
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"{}", b'{"checkpoint":7}', b"\xff"])
+ENDLESS = b'{"checkpoint":{"created_us":Infinity}}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[" * 100_000, b"{}", b'{"checkpoint":7}', b"\xff", ENDLESS]
+)
 def test_a_manifest_of_anything(tmp_path, content):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "manifest.json").write_bytes(content)
@@ -104,3 +109,22 @@ def test_a_checkpoint_is_no_root(tmp_path):
     save({}, path)
     with pytest.raises(PlanError, match="is itself a checkpoint"):
         latest(path)
+
+
+def test_a_candidate_that_cannot_even_be_examined_is_reported_at_once(tmp_path, monkeypatch):
+    save({}, tmp_path / "step-0000000001", step=1)
+    opened, examined = os.open, os.stat
+
+    def refused(real):
+        def call(path, *args, **more):
+            if str(path).endswith("step-0000000001"):
+                raise OSError(5, "Input/output error")
+            return real(path, *args, **more)
+
+        return call
+
+    monkeypatch.setattr(os, "open", refused(opened))
+    monkeypatch.setattr(os, "stat", refused(examined))
+    with pytest.raises(StorageError, match="Input/output error") as caught:
+        latest(tmp_path)
+    assert caught.value.errno == 5

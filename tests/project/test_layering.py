@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE_ORDER = (
     "clauses",
     "errors",
+    "arguments",
     "limits",
     "dtypes",
     "checksum",
@@ -45,6 +46,7 @@ CORE_ORDER = (
     "publish",
     "source",
     "segment",
+    "trees",
     "reader",
     "digest",
     "verify",

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fpformat.errors import PlanError
-from fpformat_io.torch import Checkpointer, load, save
+from fpformat_io.errors import WriteError
+from fpformat_io.torch import Checkpointer, load, load_into, save
 
 pytestmark = pytest.mark.clause("TRE-10")
 
@@ -88,6 +89,7 @@ BAD = {
     "quantized": (QUANTIZED, "qint8"),
     "meta": (torch.empty(2, device="meta"), "meta"),
     "freed": (freed(), "freed"),
+    "functional": (torch._to_functional_tensor(torch.ones(3)), "no memory behind"),
     "object_array": (np.array([{}, None], dtype=object), "object"),
     "str_array": (np.array(["ab", "c"]), "<U2"),
     "record_array": (np.zeros(2, dtype=[("a", "f4")]), "not registered"),
@@ -119,6 +121,35 @@ def test_one_value(name, tmp_path):
     assert name in error.problems[0] or name == "key_long"
     assert reason in error.problems[0]
     assert error.error_class == "invalid"
+
+
+def inside_grad(function):
+    torch.func.grad(function)(torch.ones(3))
+
+
+def inside_vmap(function):
+    torch.func.vmap(function)(torch.ones(2, 3))
+
+
+def inside_functionalize(function):
+    torch.func.functionalize(function)(torch.ones(3))
+
+
+@pytest.mark.parametrize("inside", [inside_grad, inside_vmap, inside_functionalize])
+def test_a_tensor_inside_a_transform(tmp_path, inside):
+    def function(tensor):
+        (reason,) = refused({"x": tensor}, tmp_path).problems
+        assert "torch.func" in reason
+        assert "freed" not in reason
+        return tensor.sum()
+
+    inside(function)
+
+
+def test_a_functional_tensor_in_a_template(tmp_path):
+    save({"x": torch.ones(3)}, tmp_path / "c")
+    with pytest.raises(PlanError, match="no memory behind"):
+        load_into(tmp_path / "c", {"x": torch._to_functional_tensor(torch.ones(3))})
 
 
 def test_all_paths_stand_in_one_message(tmp_path):
@@ -195,3 +226,12 @@ def test_a_rank_that_is_none(tmp_path, rank):
     save({}, tmp_path / "c")
     with pytest.raises(PlanError, match="rank="):
         load(tmp_path / "c", rank=rank)
+
+
+def test_a_working_directory_that_was_removed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(WriteError) as caught:
+        save({"a": 1}, "c")
+    assert (caught.value.path, caught.value.errno) == ("c", 2)
