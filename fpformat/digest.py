@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from fpformat.arguments import check_kind, checked_int, wrong
 from fpformat.errors import fault
 from fpformat.index import OBJECT_TREE, Array
 from fpformat.limits import NONE
@@ -65,7 +66,12 @@ def state_digest(
 
     Raises:
         FormatError: SUM-2 for damage; SEG-1, DIR-7; ALI-6 for a view above the limit.
+        PlanError: An argument is of a wrong kind.
     """
+    check_kind("checkpoint", checkpoint, Checkpoint, "an open Checkpoint")
+    checked_int("view_limit_nbytes", view_limit_nbytes, least=0)
+    if progress is not None and not callable(progress):
+        raise wrong("progress", progress, "a callable or None")
     contents = _Contents(checkpoint, view_limit_nbytes, progress or _ignore)
     tensors = hashlib.sha256(_TENSORS_MARK)
     for key in checkpoint.keys():  # noqa: SIM118

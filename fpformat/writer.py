@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fpformat.assemble import IndexAssembly, check_plan
+from fpformat.arguments import checked_path
+from fpformat.assemble import IndexAssembly, check_attempt, check_plan
 from fpformat.checksum import crc32c, piece_checksums
 from fpformat.errors import PlanError
 from fpformat.layout import place_extents
@@ -104,10 +105,13 @@ def write_checkpoint(
         created_us: Time for the manifest in microseconds since 1970; now by default.
 
     Raises:
-        PlanError: The plan breaks a clause, or `path` exists; nothing was written.
+        PlanError: The plan breaks a clause, `path` exists, or an argument is of a wrong kind;
+            nothing was written.
         SaveError: A system call failed; what was written is removed again.
     """
     begin = time.perf_counter()
+    path = checked_path(path)
+    check_attempt(save_id, created_us)
     check_plan(plan, sources)
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
     staging = Staging(path, save_id)
