@@ -43,21 +43,16 @@ $(VENV)/stamp-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $@
 
-# mypy cannot follow the mapping of the folder tools to the import name fpformat_tools.
-build/typing/fpformat_tools:
-	@mkdir -p build/typing
-	@ln -sfn ../../tools $@
-
 demo: $(VENV)/stamp-demo
 	$(BIN)/python -m demo
 
 lint: $(VENV)/stamp-dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/fpspec lint
+	$(BIN)/python tools/fpspec lint
 
-types: $(VENV)/stamp-dev build/typing/fpformat_tools
-	$(BIN)/mypy -p fpformat -p fpformat_io -p fpformat_tools -p demo
+types: $(VENV)/stamp-dev
+	$(BIN)/mypy -p fpformat -p fpformat_io -p fpformat_tools -p fpspec -p demo
 
 unit: $(VENV)/stamp-dev
 	@$(MAKE) -s kaitai || echo "no Kaitai compiler; its tests fail in CI and are skipped here" >&2

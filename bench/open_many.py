@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fpformat import BytesSource, TensorEntry, open_checkpoint, plan_checkpoint, write_checkpoint
 from fpformat.dtypes import by_name
-from fpformat.model import ShardKey, ShardSource
+from fpformat.records.model import ShardKey, ShardSource
 
 
 class OneSource(dict[ShardKey, ShardSource]):

@@ -27,10 +27,10 @@ import torch
 from fpformat import BytesSource, SavePlan, TensorEntry, plan_checkpoint
 from fpformat import write_checkpoint as write_plain
 from fpformat.dtypes import by_name
-from fpformat.model import ShardKey, ShardSource
-from fpformat_io.aligned import AlignedMemory
+from fpformat.records.model import ShardKey, ShardSource
 from fpformat_io.config import EngineConfig
 from fpformat_io.engine import write_checkpoint
+from fpformat_io.write.aligned import AlignedMemory
 
 MIB = 1024 * 1024
 RAW_THREADS = 4

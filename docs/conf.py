@@ -32,8 +32,7 @@ OUTPUTS = {
     "fpinspect": ["fpinspect", "--help"],
     "fpinspect-gc": ["fpinspect", "gc", "--help"],
     "fpverify": ["fpverify", "--help"],
-    "fpspec": ["fpspec", "--help"],
-    "matrix": ["fpspec", "matrix"],
+    "matrix": [sys.executable, str(HERE.parent / "tools" / "fpspec"), "matrix"],
 }
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]

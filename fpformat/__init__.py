@@ -1,6 +1,5 @@
 """fpformat: a checkpoint format for training, and its readable reference implementation."""
 
-from fpformat.digest import StateDigest, state_digest
 from fpformat.dtypes import DType
 from fpformat.errors import (
     ChecksumError,
@@ -17,8 +16,13 @@ from fpformat.errors import (
     UncommittedError,
     UnsupportedError,
 )
-from fpformat.layout import plan_checkpoint
-from fpformat.model import (
+from fpformat.read.digest import StateDigest, state_digest
+from fpformat.read.reader import Checkpoint, open_checkpoint
+from fpformat.read.source import BytesSource, FileSource
+from fpformat.read.trees import StateTree
+from fpformat.read.verify import VerifyReport, verify_checkpoint
+from fpformat.records.layout import plan_checkpoint
+from fpformat.records.model import (
     Box,
     Geometry,
     Manifest,
@@ -29,11 +33,7 @@ from fpformat.model import (
     TensorEntry,
     View,
 )
-from fpformat.reader import Checkpoint, open_checkpoint
-from fpformat.source import BytesSource, FileSource
-from fpformat.trees import StateTree
-from fpformat.verify import VerifyReport, verify_checkpoint
-from fpformat.writer import WriteReport, write_checkpoint
+from fpformat.write.writer import WriteReport, write_checkpoint
 
 __version__ = "0.1.0"
 

@@ -1,9 +1,9 @@
-"""The fast writer: the same segments as `fpformat.writer`, by threads without the interpreter lock.
+"""The fast writer: the segments of the plain one, by threads without the interpreter lock.
 
 Commit, layout, index and manifest are those of `fpformat`; the engine only replaces how the bytes
 of a segment come to be on the disk. Its kernels, and numba with them, are imported by the first
-save: a program that only loads never pays for them. Where they cannot be had, `fpformat.writer`
-writes the same bytes, and the log says so once.
+save: a program that only loads never pays for them. Where they cannot be had, the plain writer,
+`fpformat.write.writer`, writes the same bytes, and the log says so once.
 """
 
 import logging
@@ -14,20 +14,20 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
-from fpformat import writer
 from fpformat.arguments import check_kind, checked_path
-from fpformat.assemble import check_attempt, check_plan
 from fpformat.errors import SaveError
 from fpformat.limits import SAVE_ID_NBYTES
-from fpformat.model import SavePlan, ShardKey, ShardSource
-from fpformat.shield import run_whole
-from fpformat.writer import WriteReport
+from fpformat.publish.shield import run_whole
+from fpformat.records.model import SavePlan, ShardKey, ShardSource
+from fpformat.write import writer
+from fpformat.write.assemble import check_attempt, check_plan
+from fpformat.write.writer import WriteReport
 from fpformat_io.config import EngineConfig, from_env
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import engine_error
 
 if TYPE_CHECKING:
-    from fpformat_io.pipeline import Save
+    from fpformat_io.write.pipeline import Save
 
 _LOG: Final = logging.getLogger("fpformat_io")
 _COMPILER: Final = ("numba", "llvmlite")
@@ -126,8 +126,8 @@ def _native() -> "type[Save] | None":
     that nobody has tried anything may be missing, or be there and mean something else.
     """
     try:
-        from fpformat_io.kernels import warm_up
-        from fpformat_io.pipeline import Save
+        from fpformat_io.native.kernels import warm_up
+        from fpformat_io.write.pipeline import Save
 
         warm_up()
     except Exception as error:  # noqa: BLE001  a save must not depend on it

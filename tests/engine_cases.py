@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fpformat import BytesSource, Geometry, ObjectEntry, TensorEntry
 from fpformat.dtypes import by_name
-from fpformat.layout import plan_checkpoint
+from fpformat.records.layout import plan_checkpoint
 from fpformat_io.config import EngineConfig
 
 U8 = by_name("U8")

@@ -6,7 +6,7 @@ import os
 import subprocess
 from dataclasses import replace
 
-from fpformat_io import volume, workers
+from fpformat_io.write import volume, workers
 
 _KIND = ctypes.CFUNCTYPE(
     ctypes.c_ssize_t,

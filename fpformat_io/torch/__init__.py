@@ -4,8 +4,8 @@ Nothing is pickled and nothing imported by name: what has no representation in t
 refused before the first byte is written.
 """
 
-from fpformat_io.find import LatestCheckpoint, latest
-from fpformat_io.session import SaveHandle, SaveReport
+from fpformat_io.session.latest import LatestCheckpoint, latest
+from fpformat_io.session.saves import SaveHandle, SaveReport
 from fpformat_io.torch.api import load, save
 from fpformat_io.torch.checkpointer import Checkpointer
 from fpformat_io.torch.fill import LoadReport, load_into

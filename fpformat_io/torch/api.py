@@ -9,11 +9,11 @@ import torch
 
 from fpformat.arguments import check_kind, checked_int, checked_path
 from fpformat.errors import PlanError
-from fpformat.model import TensorKey
-from fpformat.nodes import Node, TensorRef
-from fpformat.reader import Checkpoint, open_checkpoint
-from fpformat_io.select import checked_keys, select_nodes
-from fpformat_io.session import SaveReport
+from fpformat.read.reader import Checkpoint, open_checkpoint
+from fpformat.records.model import TensorKey
+from fpformat.records.nodes import Node, TensorRef
+from fpformat_io.read.select import checked_keys, select_nodes
+from fpformat_io.session.saves import SaveReport
 from fpformat_io.torch.capture import capture, report_of, write
 from fpformat_io.torch.restore import restore
 from fpformat_io.torch.sources import live_sources

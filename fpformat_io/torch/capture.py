@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from fpformat.errors import PlanError, SaveError
-from fpformat.layout import plan_checkpoint, sort_key
 from fpformat.limits import MAX_INT
-from fpformat.model import ObjectEntry, SavePlan, ShardKey, ShardSource, TensorEntry
 from fpformat.names import TREE_NAME
-from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef
-from fpformat.ties import Ties
-from fpformat.tree import dump_tree
+from fpformat.records.fold import map_leaves
+from fpformat.records.layout import plan_checkpoint, sort_key
+from fpformat.records.model import ObjectEntry, SavePlan, ShardKey, ShardSource, TensorEntry
+from fpformat.records.nodes import ArrayRef, Node, ParameterRef, TensorRef
+from fpformat.records.tree import dump_tree
+from fpformat.rules.ties import Ties
 from fpformat_io.control import SaveControl
 from fpformat_io.engine import EngineReport, write_checkpoint
 from fpformat_io.errors import EngineError, engine_error
-from fpformat_io.fold import map_leaves
-from fpformat_io.session import SaveReport
+from fpformat_io.session.saves import SaveReport
 from fpformat_io.torch.flatten import FlatState, Slot, flatten
 from fpformat_io.torch.sharing import tie_slots
 

@@ -9,19 +9,19 @@ from types import TracebackType
 from typing import Any, Final
 
 from fpformat.arguments import checked_int, checked_path
-from fpformat.durability import make_directories
 from fpformat.errors import FormatError, PlanError, SaveError
-from fpformat.leftovers import collect
 from fpformat.limits import MAX_INT, SAVE_ID_NBYTES
 from fpformat.names import step_name
-from fpformat.reader import open_checkpoint
-from fpformat.verify import verify_checkpoint
+from fpformat.publish.durability import make_directories
+from fpformat.publish.leftovers import collect
+from fpformat.read.reader import open_checkpoint
+from fpformat.read.verify import verify_checkpoint
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import engine_error
-from fpformat_io.find import LatestCheckpoint, latest
-from fpformat_io.retention import Retention, move_aside
-from fpformat_io.rewind import check_newest, go_back
-from fpformat_io.session import SaveHandle, SaveReport, SaveSession
+from fpformat_io.session.latest import LatestCheckpoint, latest
+from fpformat_io.session.retention import Retention, move_aside
+from fpformat_io.session.rewind import check_newest, go_back
+from fpformat_io.session.saves import SaveHandle, SaveReport, SaveSession
 from fpformat_io.torch.capture import Capture, capture, report_of, write
 from fpformat_io.torch.sources import copied_sources
 

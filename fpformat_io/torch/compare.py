@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from fpformat.model import TensorKey, View
 from fpformat.names import HIDDEN_PREFIX
+from fpformat.records.model import TensorKey, View
 from fpformat_io.torch.dtypes import from_torch
 from fpformat_io.torch.flatten import Slot, tensor_problem
 from fpformat_io.torch.sharing import tie_slots
 
 
 def shared_names(values: Mapping[str, Any]) -> dict[str, "TensorKey | View"]:
-    """Return how tensors of the template share memory, by name; see `fpformat.ties`."""
+    """Return how tensors of the template share memory, by name; see `fpformat.rules.ties`."""
     slots = []
     for name, value in values.items():
         if isinstance(value, torch.Tensor) and not tensor_problem(value):

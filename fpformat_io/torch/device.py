@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from fpformat.limits import round_up
-from fpformat_io.pulls import Bytes
+from fpformat_io.sources import Bytes
 from fpformat_io.torch.dtypes import copy_range
 
 _PAGE_NBYTES: Final = 4096
 
 
 class DeviceCopier:
-    """Copies from one device; see `fpformat_io.pulls.Copier`."""
+    """Copies from one device; see `fpformat_io.sources.Copier`."""
 
     def __init__(self, device: torch.device, module: Any) -> None:
         """Order a stream of its own behind the caller's.

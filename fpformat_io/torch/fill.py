@@ -18,12 +18,12 @@ from fpformat.arguments import check_kind, checked_flag, checked_int, checked_pa
 from fpformat.dtypes import DType, from_numpy
 from fpformat.errors import PlanError
 from fpformat.limits import MAX_TREE_DEPTH
-from fpformat.model import TensorEntry, TensorKey, View
 from fpformat.names import HIDDEN_PREFIX, Path, PathElement, name_of
-from fpformat.nodes import ArrayRef, Node, ParameterRef, TensorRef, walk_leaves
-from fpformat.reader import Checkpoint, open_checkpoint
-from fpformat_io.fold import Branch, Results, fold
-from fpformat_io.select import node_at
+from fpformat.read.reader import Checkpoint, open_checkpoint
+from fpformat.records.fold import Branch, Results, fold
+from fpformat.records.model import TensorEntry, TensorKey, View
+from fpformat.records.nodes import ArrayRef, Node, ParameterRef, TensorRef, walk_leaves
+from fpformat_io.read.select import node_at
 from fpformat_io.torch.api import state_tree
 from fpformat_io.torch.compare import parts_of, relative, shared_names
 from fpformat_io.torch.dtypes import fill, from_torch

@@ -17,7 +17,8 @@ from fpformat.dtypes import DType, from_numpy
 from fpformat.errors import PlanError
 from fpformat.limits import KEY_INTS, MAX_TREE_DEPTH
 from fpformat.names import Path, PathElement, element_text, name_of
-from fpformat.nodes import (
+from fpformat.records.fold import Branch, Results, fold, zip_dict
+from fpformat.records.nodes import (
     ArrayRef,
     CounterNode,
     DeviceNode,
@@ -31,7 +32,6 @@ from fpformat.nodes import (
     SizeNode,
     TensorRef,
 )
-from fpformat_io.fold import Branch, Results, fold, zip_dict
 from fpformat_io.torch.dtypes import from_torch
 from fpformat_io.torch.subclasses import is_flattenable, label_of, take_apart
 

@@ -10,9 +10,12 @@ import torch
 
 from fpformat.dtypes import DType, numpy_dtype
 from fpformat.errors import fault
-from fpformat.model import TensorEntry, TensorKey, View
 from fpformat.names import Path
-from fpformat.nodes import (
+from fpformat.read.reader import Checkpoint
+from fpformat.records.fold import Branch, Results, fold, zip_dict
+from fpformat.records.layout import c_strides
+from fpformat.records.model import TensorEntry, TensorKey, View
+from fpformat.records.nodes import (
     ArrayRef,
     CounterNode,
     DeviceNode,
@@ -29,9 +32,6 @@ from fpformat.nodes import (
     children_of,
     walk_tensors,
 )
-from fpformat.plan import c_strides
-from fpformat.reader import Checkpoint
-from fpformat_io.fold import Branch, Results, fold, zip_dict
 from fpformat_io.torch.dtypes import to_torch
 from fpformat_io.torch.forked import without_pool
 from fpformat_io.torch.subclasses import put_together

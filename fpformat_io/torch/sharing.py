@@ -1,13 +1,13 @@
 """The footprints of live tensors, and the memory below them that a checkpoint has to hold.
 
-What shares what is decided by `fpformat.ties`; here are only the addresses.
+What shares what is decided by `fpformat.rules.ties`; here are only the addresses.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from fpformat.ties import Footprint, HiddenBase, Ties, find_ties
+from fpformat.rules.ties import Footprint, HiddenBase, Ties, find_ties
 from fpformat_io.torch.dtypes import to_torch
 from fpformat_io.torch.flatten import Slot
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from fpformat.dtypes import numpy_dtype
-from fpformat.model import ShardSource
-from fpformat.source import BytesSource
+from fpformat.read.source import BytesSource
+from fpformat.records.model import ShardSource
 from fpformat_io.errors import StagingError
-from fpformat_io.pulls import Bytes
+from fpformat_io.sources import Bytes
 from fpformat_io.torch.device import DeviceCopier, DeviceCopiers
 from fpformat_io.torch.dtypes import byte_view, c_order_copy, copy_range, is_plain
 from fpformat_io.torch.flatten import Slot
@@ -46,7 +46,7 @@ class LiveSource:
         return _array_bytes(self._slot, value) if is_ordered else None
 
     def read(self, *, offset: int, nbytes: int) -> memoryview:
-        """Return bytes of the tensor; see `fpformat.model.ShardSource`."""
+        """Return bytes of the tensor; see `fpformat.records.model.ShardSource`."""
         target = np.empty(nbytes, dtype=np.uint8)
         self.read_into(target, offset=offset)
         if self.copier:
@@ -54,7 +54,7 @@ class LiveSource:
         return target.data
 
     def read_into(self, target: Bytes, *, offset: int) -> None:
-        """Fill `target` with bytes of the tensor; see `fpformat_io.pulls.PullSource`."""
+        """Fill `target` with bytes of the tensor; see `fpformat_io.sources.PullSource`."""
         value = self._slot.value
         if not isinstance(value, torch.Tensor):
             self._read_array(target, value, offset=offset)

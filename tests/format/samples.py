@@ -16,8 +16,8 @@ from fpformat import (
     write_checkpoint,
 )
 from fpformat.dtypes import by_name
-from fpformat.nodes import TensorRef
-from fpformat.tree import dump_tree
+from fpformat.records.nodes import TensorRef
+from fpformat.records.tree import dump_tree
 
 F32, U8, I64 = by_name("F32"), by_name("U8"), by_name("I64")
 TOP = Box(start=(0, 0), shape=(1, 3))

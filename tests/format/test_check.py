@@ -17,8 +17,8 @@ from fpformat import (
     verify_checkpoint,
     write_checkpoint,
 )
-from fpformat.assemble import check_plan
 from fpformat.dtypes import by_name
+from fpformat.write.assemble import check_plan
 
 U8 = by_name("U8")
 

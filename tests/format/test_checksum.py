@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpformat.checksum import combine, crc32c, mask, piece_checksums, slow_crc32c
+from fpformat.records.checksum import combine, crc32c, mask, piece_checksums, slow_crc32c
 
 # The check value of the catalogue, and the vectors of RFC 3720, appendix B.4.
 VECTORS = {

@@ -22,7 +22,6 @@ from fpformat import (
     StateDigest,
     TensorEntry,
     View,
-    digest,
     open_checkpoint,
     plan_checkpoint,
     state_digest,
@@ -30,10 +29,11 @@ from fpformat import (
 )
 from fpformat.dtypes import by_name
 from fpformat.limits import NONE
-from fpformat.nodes import Node, ParameterRef, TensorRef
-from fpformat.tree import dump_tree
-from fpformat_tools.fpspec import SPEC, parse_tables
-from fpformat_tools.fpspec_example import EXAMPLES, pattern, write_example
+from fpformat.read import digest
+from fpformat.records.nodes import Node, ParameterRef, TensorRef
+from fpformat.records.tree import dump_tree
+from fpspec.example import EXAMPLES, pattern, write_example
+from fpspec.trace import SPEC, parse_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = parse_tables((ROOT / SPEC).read_text(encoding="utf-8"))

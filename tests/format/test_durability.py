@@ -8,10 +8,10 @@ import stat
 import pytest
 
 from fpformat import SaveError, SavePlan, SegmentPlan, verify_checkpoint, write_checkpoint
-from fpformat.durability import make_directories, sync_directory
-from fpformat.leftovers import STALE_UNLOCKED_AGE_S, collect, dead
 from fpformat.names import staging_name
-from fpformat.publish import Staging
+from fpformat.publish.durability import make_directories, sync_directory
+from fpformat.publish.leftovers import STALE_UNLOCKED_AGE_S, collect, dead
+from fpformat.publish.staging import Staging
 
 SAVE_ID = bytes(range(1, 17))
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)

@@ -15,7 +15,7 @@ from fpformat import (
     write_checkpoint,
 )
 from fpformat.dtypes import by_name
-from fpformat.layout import place_extents, plan_checkpoint
+from fpformat.records.layout import place_extents, plan_checkpoint
 
 U8, F32 = by_name("U8"), by_name("F32")
 

@@ -20,8 +20,7 @@ from fpformat import (
     open_checkpoint,
     verify_checkpoint,
 )
-from fpformat.commit import Event, State, next_state
-from fpformat.publish import Staging
+from fpformat.publish.staging import Event, Staging, State, next_state
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename")
 

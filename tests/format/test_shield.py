@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from fpformat import shield
-from fpformat.shield import run_whole
+from fpformat.publish import shield
+from fpformat.publish.shield import run_whole
 
 
 def test_the_result_and_the_error_of_the_work():

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpformat.dtypes import by_name
-from fpformat.model import View
-from fpformat.ties import MAX_BASE_RATIO, Footprint, find_ties
+from fpformat.records.model import View
+from fpformat.rules.ties import MAX_BASE_RATIO, Footprint, find_ties
 
 ROOM = 96
 DTYPES = [by_name(name) for name in ("U8", "I16", "F32")]

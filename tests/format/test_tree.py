@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fpformat.dtypes import DTYPES, numpy_dtype
 from fpformat.errors import FormatError, PlanError
-from fpformat.nodes import (
+from fpformat.records.nodes import (
     ArrayRef,
     CounterNode,
     DeviceNode,
@@ -23,7 +23,7 @@ from fpformat.nodes import (
     TensorRef,
     children_of,
 )
-from fpformat.tree import dump_tree, parse_tree, walk_tensors
+from fpformat.records.tree import dump_tree, parse_tree, walk_tensors
 
 U32 = st.integers(0, 2**32 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)

@@ -21,11 +21,11 @@ from fpformat import (
     write_checkpoint,
 )
 from fpformat.dtypes import by_name
-from fpformat.layout import plan_checkpoint
-from fpformat.manifest import check_editor
-from fpformat.model import Features
-from fpformat.nodes import ArrayRef, FlattenedNode, OrderedNode, TensorRef
-from fpformat.tree import dump_tree
+from fpformat.records.layout import plan_checkpoint
+from fpformat.records.manifest import check_editor
+from fpformat.records.model import Features
+from fpformat.records.nodes import ArrayRef, FlattenedNode, OrderedNode, TensorRef
+from fpformat.records.tree import dump_tree
 
 F32 = by_name("F32")
 VALUES = np.arange(4, dtype="<f4")

@@ -19,9 +19,9 @@ from fpformat import (
     verify_checkpoint,
     write_checkpoint,
 )
-from fpformat.layout import plan_checkpoint
-from fpformat.nodes import TensorRef
-from fpformat.tree import dump_tree
+from fpformat.records.layout import plan_checkpoint
+from fpformat.records.nodes import TensorRef
+from fpformat.records.tree import dump_tree
 
 
 @pytest.fixture(scope="module")

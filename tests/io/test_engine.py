@@ -15,10 +15,12 @@ from engine_cases import MIB, SAME, Pulled, cases, config, contents, make
 from hypothesis import given, settings
 
 from fpformat import BytesSource, PlanError, verify_checkpoint, write_checkpoint
-from fpformat_io import engine, intrinsics, volume
+from fpformat_io import engine
 from fpformat_io.config import EngineConfig
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import StagingError
+from fpformat_io.native import intrinsics
+from fpformat_io.write import volume
 
 MODES = ("direct", "buffered")
 

@@ -14,8 +14,9 @@ from engine_cases import MIB, config, make
 
 from fpformat import BytesSource, TensorEntry, plan_checkpoint
 from fpformat.dtypes import by_name
-from fpformat_io import engine, kernels
+from fpformat_io import engine
 from fpformat_io.config import EngineConfig
+from fpformat_io.native import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")
@@ -62,7 +63,7 @@ def test_the_interpreter_is_free_while_workers_write(monkeypatch):
         while not done.is_set():
             turns.append(time.perf_counter())
 
-    monkeypatch.setattr("fpformat_io.workers.run_transfers", run)
+    monkeypatch.setattr("fpformat_io.write.workers.run_transfers", run)
     path = SHARED_MEMORY / f"fpformat-{os.getpid()}"
     thread = threading.Thread(target=be_busy)
     thread.start()

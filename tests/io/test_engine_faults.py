@@ -12,8 +12,10 @@ from engine_cases import MIB, SAME, config, contents, make
 from engine_faults import ERRORS, build_injector, failing, real_pwrite, replace_pwrite
 
 from fpformat import verify_checkpoint, write_checkpoint
-from fpformat_io import engine, pipeline, segment_writer, volume
+from fpformat_io import engine
 from fpformat_io.errors import WriteError
+from fpformat_io.write import pipeline, volume
+from fpformat_io.write import segment as segment_writer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODES = ("direct", "buffered")

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fpformat.errors import PlanError, StorageError
-from fpformat_io.find import latest
+from fpformat_io.session.latest import latest
 from fpformat_io.torch import load, save
 
 

@@ -19,16 +19,16 @@ from fpformat import (
     UncommittedError,
     open_checkpoint,
     plan_checkpoint,
-    reader,
     verify_checkpoint,
     write_checkpoint,
 )
 from fpformat.dtypes import by_name
 from fpformat.names import step_name
-from fpformat.segment import Segment
-from fpformat_io import find
-from fpformat_io.find import latest
-from fpformat_io.retention import retire
+from fpformat.read import reader
+from fpformat.read.segment import Segment
+from fpformat_io.session import latest as find
+from fpformat_io.session.latest import latest
+from fpformat_io.session.retention import retire
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = 300
@@ -38,7 +38,7 @@ import itertools, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_find_race import save_step
-from fpformat_io.retention import Retention
+from fpformat_io.session.retention import Retention
 
 root = Path(sys.argv[1])
 retention = Retention(root, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fpformat_io import kernel_cache
+from fpformat_io.native import cache as kernel_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVE = """

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpformat.checksum import combine, crc32c, slow_crc32c
-from fpformat_io import intrinsics, kernels
-from fpformat_io.aligned import AlignedMemory, address_of
+from fpformat.records.checksum import combine, crc32c, slow_crc32c
+from fpformat_io.native import intrinsics, kernels
+from fpformat_io.write.aligned import AlignedMemory, address_of
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETED = intrinsics.IS_INTERPRETED
@@ -111,7 +111,7 @@ def test_the_same_interpreted_and_without_the_instruction(variable, value, tmp_p
     environment = {**os.environ, variable: value, "NUMBA_CACHE_DIR": str(tmp_path)}
     environment.pop("PYTEST_XDIST_WORKER", None)
     if variable == "NUMBA_CPU_NAME":
-        asked = "from fpformat_io.intrinsics import HAS_CRC_INSTRUCTION as h; print(h)"
+        asked = "from fpformat_io.native.intrinsics import HAS_CRC_INSTRUCTION as h; print(h)"
         done = subprocess.run(
             [sys.executable, "-c", asked], cwd=ROOT, env=environment, capture_output=True, text=True
         )

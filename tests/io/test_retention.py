@@ -7,10 +7,10 @@ import os
 import pytest
 
 from fpformat.errors import PlanError
-from fpformat.leftovers import collect as collect_leftovers
 from fpformat.names import staging_name, trash_name
-from fpformat.reader import open_checkpoint
-from fpformat_io.retention import Retention, move_aside, retire
+from fpformat.publish.leftovers import collect as collect_leftovers
+from fpformat.read.reader import open_checkpoint
+from fpformat_io.session.retention import Retention, move_aside, retire
 from fpformat_io.torch import save
 
 SAVE_ID = bytes(range(16))

@@ -3,9 +3,9 @@
 import pytest
 
 from fpformat.errors import PlanError
-from fpformat.nodes import CounterNode, FlattenedNode, OrderedNode, TensorRef
-from fpformat_io.fold import Branch, fold, map_leaves
-from fpformat_io.select import node_at, select_nodes
+from fpformat.records.fold import Branch, fold, map_leaves
+from fpformat.records.nodes import CounterNode, FlattenedNode, OrderedNode, TensorRef
+from fpformat_io.read.select import node_at, select_nodes
 
 TREE = {
     "a": {"b": 1, "bc": 2, 1: 3, False: 4},

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fpformat_io import session as session_module
 from fpformat_io.errors import EngineError, StagingError, WriteError
-from fpformat_io.session import SaveReport, SaveSession
+from fpformat_io.session import saves as session_module
+from fpformat_io.session.saves import SaveReport, SaveSession
 
 
 def report(path="c") -> SaveReport:
@@ -190,7 +190,7 @@ import atexit, os, signal, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from io_session import report, start
-from fpformat_io.session import SaveSession
+from fpformat_io.session.saves import SaveSession
 session = SaveSession()
 def work(done=Path(sys.argv[2]), report=report):
     done.touch()

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpformat import Geometry
-from fpformat.layout import place_extents
-from fpformat_io.aligned import HUGE_PAGE_NBYTES, AlignedMemory, address_of
-from fpformat_io.transfers import Stretches, cut_transfers
-from fpformat_io.volume import Volume, buffered
+from fpformat.records.layout import place_extents
+from fpformat_io.write.aligned import HUGE_PAGE_NBYTES, AlignedMemory, address_of
+from fpformat_io.write.transfers import Stretches, cut_transfers
+from fpformat_io.write.volume import Volume, buffered
 
 DIRECT = Volume(mode="direct", memory_align=512, offset_align=512, reason="test")
 

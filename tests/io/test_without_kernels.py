@@ -15,8 +15,10 @@ import pytest
 from engine_cases import SAME, contents, make
 
 from fpformat import PlanError, verify_checkpoint, write_checkpoint
-from fpformat_io import engine, intrinsics, kernels, workers
+from fpformat_io import engine
 from fpformat_io.errors import WriteError
+from fpformat_io.native import intrinsics, kernels
+from fpformat_io.write import workers
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVES = """

@@ -30,8 +30,8 @@ from fpformat import (
 )
 from fpformat.dtypes import DTYPES, by_name
 from fpformat.names import segment_name
-from fpformat.segment import Segment
-from fpformat.tree import (
+from fpformat.read.segment import Segment
+from fpformat.records.tree import (
     ArrayRef,
     CounterNode,
     DeviceNode,
@@ -46,7 +46,7 @@ from fpformat.tree import (
     dump_tree,
     parse_tree,
 )
-from fpformat_tools.fpspec_example import EXAMPLES, write_example
+from fpspec.example import EXAMPLES, write_example
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "build" / "kaitai"

@@ -7,52 +7,14 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
+from setuptools.config.pyprojecttoml import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# A module may import only modules above it.
-CORE_ORDER = (
-    "clauses",
-    "errors",
-    "arguments",
-    "limits",
-    "dtypes",
-    "checksum",
-    "codec",
-    "names",
-    "model",
-    "wire",
-    "manifest",
-    "index",
-    "bulk",
-    "alias_rules",
-    "object_rules",
-    "index_rules",
-    "nodes",
-    "cursor",
-    "tree",
-    "check",
-    "layout",
-    "plan",
-    "ties",
-    "assemble",
-    "durability",
-    "shield",
-    "leftovers",
-    "commit",
-    "publish",
-    "source",
-    "segment",
-    "trees",
-    "reader",
-    "digest",
-    "verify",
-    "writer",
-    "__init__",
-)
 
 
 @dataclass(frozen=True)
@@ -66,14 +28,18 @@ class Layer:
 
 LAYERS = (
     Layer("fpformat", frozenset({"fpformat", "numpy", "crc32c", "zstandard"})),
+    Layer("fpformat_io", frozenset({"fpformat", "fpformat_io", "numpy"}), recursive=False),
     Layer(
-        "fpformat_io",
-        frozenset({"fpformat", "fpformat_io", "numpy", "numba", "llvmlite"}),
-        recursive=False,
+        "fpformat_io/native", frozenset({"fpformat", "fpformat_io", "numpy", "numba", "llvmlite"})
+    ),
+    *(
+        Layer(f"fpformat_io/{room}", frozenset({"fpformat", "fpformat_io", "numpy"}))
+        for room in ("write", "read", "session")
     ),
     Layer("fpformat_io/torch", frozenset({"fpformat", "fpformat_io", "numpy", "torch"})),
+    Layer("tools/fpspec", frozenset({"fpformat", "fpspec", "numpy"})),
     Layer(
-        "tools",
+        "tools/fpformat_tools",
         frozenset(
             {"fpformat", "fpformat_io", "fpformat_tools", "numpy", "safetensors", "torch", "tqdm"}
         ),
@@ -83,20 +49,22 @@ LAYERS = (
 
 # The places where an import may wait until it is needed, and for what.
 LAZY = {
-    "fpformat/checksum.py": {"crc32c"},  # its package reads the metadata of installed packages
-    "fpformat/codec.py": {"zstandard"},
+    # Its package reads the metadata of installed packages.
+    "fpformat/records/checksum.py": {"crc32c"},
+    "fpformat/records/wire.py": {"zstandard"},
     "fpformat_io/engine.py": {"fpformat_io"},  # compiled kernels, which only a save needs
-    "tools": {"torch", "tqdm", "fpformat_io", "fpformat_tools"},
+    "tools/fpspec/trace.py": {"fpspec"},
+    "tools/fpformat_tools": {"torch", "tqdm", "fpformat_io", "fpformat_tools"},
 }
 
 # What the first save imports, and numba with it: nothing else may reach these on being imported.
 NATIVE = {
-    "fpformat_io/intrinsics.py",
-    "fpformat_io/kernel_cache.py",
-    "fpformat_io/kernels.py",
-    "fpformat_io/pipeline.py",
-    "fpformat_io/segment_writer.py",
-    "fpformat_io/workers.py",
+    "fpformat_io/native/intrinsics.py",
+    "fpformat_io/native/cache.py",
+    "fpformat_io/native/kernels.py",
+    "fpformat_io/write/pipeline.py",
+    "fpformat_io/write/segment.py",
+    "fpformat_io/write/workers.py",
 }
 
 
@@ -177,19 +145,20 @@ def test_a_layer_imports_only_what_it_may(layer):
 def test_only_the_torch_package_of_fpformat_io_is_built_on_torch():
     wrong = [
         f"{relative(path)}:{each.line}: {each.module}"
-        for path in files_of(Layer("fpformat_io", frozenset(), recursive=False))
+        for path in (ROOT / "fpformat_io").glob("**/*.py")
+        if path.parent.name != "torch"
         for each in imports_of(path)
         if each.module.startswith("fpformat_io.torch")
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_zstandard_stands_behind_the_codec_alone():
+def test_zstandard_is_imported_where_pieces_are_unpacked_alone():
     wrong = [
         f"{relative(path)}:{each.line}"
         for path in files_of(LAYERS[0])
         for each in imports_of(path)
-        if each.module.split(".")[0] == "zstandard" and path.name != "codec.py"
+        if each.module.split(".")[0] == "zstandard" and path.name != "wire.py"
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -205,24 +174,73 @@ def test_numba_waits_for_the_first_save():
         and (
             each.module.split(".")[0] in {"numba", "llvmlite"}
             or (
-                not each.lazy and not each.typing and ".".join(each.module.split(".")[:2]) in native
+                not each.lazy and not each.typing and ".".join(each.module.split(".")[:3]) in native
             )
         )
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_modules_of_the_core_are_in_order():
-    found = {path.stem for path in files_of(LAYERS[0])}
-    assert found <= set(CORE_ORDER), f"give {found - set(CORE_ORDER)} a place in CORE_ORDER"
-    wrong = []
-    for path in files_of(LAYERS[0]):
-        above = set(CORE_ORDER[: CORE_ORDER.index(path.stem)])
-        for each in imports_of(path):
-            parts = each.module.split(".")
-            if parts[0] == "fpformat" and (len(parts) < 2 or parts[1] not in above):
-                wrong.append(f"{relative(path)}:{each.line}: {each.module}")
+def rooms() -> list[str]:
+    """Return the rooms that CONTRIBUTING lists, in the order in which they may import."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = text.partition("<!-- rooms -->")[2].split("```")[1]
+    return [line.split()[0].rstrip("/") for line in block.splitlines()[1:]]
+
+
+def room_of(path: str) -> str:
+    """Return the innermost room in which a module lies."""
+    return max((room for room in rooms() if path.startswith(f"{room}/")), key=len)
+
+
+def modules() -> dict[str, str]:
+    """Return the path of every module by its dotted name."""
+    found = {}
+    for root in sorted({room.split("/")[0] for room in rooms()}):
+        for path in (ROOT / root).glob("**/*.py"):
+            dotted = relative(path).removeprefix("tools/").removesuffix(".py").replace("/", ".")
+            found[dotted.removesuffix(".__init__")] = relative(path)
+    return found
+
+
+def targets_of(path: str, known: dict[str, str]) -> Iterator[tuple[Import, str]]:
+    """Yield every import of another module of the project that runs when `path` is imported."""
+    for each in imports_of(ROOT / path):
+        name = each.module if each.module in known else each.module.rpartition(".")[0]
+        if name in known and known[name] != path and not each.lazy and not each.typing:
+            yield each, known[name]
+
+
+# What gathers the public names stands above all that it gathers.
+FACES = {"fpformat/__init__.py"}
+
+
+def test_the_list_of_rooms_is_short_and_whole():
+    assert 10 < len(rooms()) <= 25
+    assert [room for room in rooms() if not list((ROOT / room).glob("*.py"))] == []
+    beside = {path.parent for path in map(Path, modules().values())}
+    covered = {folder for folder in beside if str(folder) in rooms()}
+    # Formats have a room each below the one that is listed.
+    formats = Path("tools/fpformat_tools/formats")
+    assert {folder for folder in beside - covered if folder.parent != formats} == set()
+
+
+def test_a_room_imports_only_rooms_above_it():
+    known, order = modules(), rooms()
+    wrong = [
+        f"{path}:{each.line}: {each.module}"
+        for path in known.values()
+        if path not in FACES
+        for each, target in targets_of(path, known)
+        if target not in FACES and order.index(room_of(target)) > order.index(room_of(path))
+    ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    known = modules()
+    graph = {path: {target for _, target in targets_of(path, known)} for path in known.values()}
+    tuple(TopologicalSorter(graph).static_order())
 
 
 def test_imports_wait_only_at_the_named_places():
@@ -238,7 +256,7 @@ def test_imports_wait_only_at_the_named_places():
 
 def _may_wait(path: Path) -> set[str]:
     name = relative(path)
-    return LAZY.get(name, set()) | LAZY.get(name.split("/")[0], set())
+    return {each for place in LAZY if name.startswith(place) for each in LAZY[place]}
 
 
 def test_a_conformance_test_imports_no_implementation():
@@ -253,14 +271,17 @@ def test_a_conformance_test_imports_no_implementation():
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_package_is_in_the_distribution():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    line = next(each for each in text.splitlines() if each.startswith("packages = "))
-    listed = set(ast.literal_eval(line.removeprefix("packages = ")))
-    folders = {"fpformat": "fpformat", "fpformat_io": "fpformat_io", "tools": "fpformat_tools"}
-    present = set()
-    for folder, package in folders.items():
-        for path in (ROOT / folder).glob("**/*.py"):
-            below = path.parent.relative_to(ROOT / folder).parts
-            present.add(".".join((package, *below)))
-    assert present == listed
+def test_every_package_is_in_the_distribution_and_nothing_else():
+    settings = load_file(ROOT / "pyproject.toml")
+    finder = settings["tool"]["setuptools"]["packages"]["find"]
+    found = {
+        package
+        for where in finder["where"]
+        for package in find_packages(str(ROOT / where), include=finder["include"])
+    }
+    present = {
+        name.rpartition(".")[0] if not path.endswith("__init__.py") else name
+        for name, path in modules().items()
+        if not path.startswith(("demo/", "tools/fpspec/"))
+    }
+    assert found == present

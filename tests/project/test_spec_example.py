@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fpformat import open_checkpoint, verify_checkpoint
-from fpformat.checksum import combine, crc32c, mask, slow_crc32c
-from fpformat.tree import ArrayRef, ParameterRef, TensorRef
-from fpformat_tools.fpspec import SPEC, example_of, parse_tables, replace_example
-from fpformat_tools.fpspec_example import EXAMPLES, pattern, render_example, write_example
+from fpformat.records.checksum import combine, crc32c, mask, slow_crc32c
+from fpformat.records.tree import ArrayRef, ParameterRef, TensorRef
+from fpspec.example import EXAMPLES, pattern, render_example, write_example
+from fpspec.trace import SPEC, example_of, parse_tables, replace_example
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / SPEC).read_text(encoding="utf-8")
@@ -19,7 +19,9 @@ TEXT = (ROOT / SPEC).read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_in_the_text_is_regenerated(name: str) -> None:
-    assert render_example(name) == example_of(TEXT, name), "run: fpspec example --write"
+    assert render_example(name) == example_of(TEXT, name), (
+        "run: python tools/fpspec example --write"
+    )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

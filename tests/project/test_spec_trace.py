@@ -11,12 +11,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from fpformat import index, limits, manifest, wire
+from fpformat import limits
 from fpformat.clauses import CLAUSE_CLASS, ErrorClass
 from fpformat.dtypes import DTYPES
 from fpformat.names import name_of
-from fpformat.tree import parse_tree
-from fpformat_tools.fpspec import (
+from fpformat.records import index, manifest, wire
+from fpformat.records.tree import parse_tree
+from fpspec.trace import (
     LOCK,
     SPEC,
     Clause,
@@ -83,7 +84,9 @@ def test_text_has_no_lint() -> None:
 
 def test_lock_matches_text() -> None:
     lock = (ROOT / LOCK).read_text(encoding="utf-8")
-    assert lock == dump_lock(CLAUSES, lock), "a clause was reworded; review, then: fpspec lock"
+    assert lock == dump_lock(CLAUSES, lock), (
+        "a clause was reworded; review, then: python tools/fpspec lock"
+    )
 
 
 def test_classes_of_text_and_code_agree() -> None:

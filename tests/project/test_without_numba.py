@@ -142,12 +142,13 @@ def arguments_of(command, written, tmp_path):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_without_numba(command, hidden, written, tmp_path):
     name, places = arguments_of(command, written, tmp_path)
-    run_python("-m", f"fpformat_tools.{name}", *places, **hidden)
+    run_python("-m", f"fpformat_tools.commands.{name}", *places, **hidden)
     assert all(place.exists() for place in places)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_leave_numba_alone(command, written, tmp_path):
     name, places = arguments_of(command, written, tmp_path)
-    code = f"import sys\nfrom fpformat_tools.{name} import main\nassert not main(sys.argv[1:])\n"
+    door = f"from fpformat_tools.commands.{name} import main"
+    code = f"import sys\n{door}\nassert not main(sys.argv[1:])\n"
     assert run_python("-c", code + COMPILER, *places)[-1] == ""

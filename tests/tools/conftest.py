@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fpformat_tools import fpconvert, fpinspect, fpverify  # noqa: E402
+from fpformat_tools.commands import fpconvert, fpinspect, fpverify  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def refuse(run: Run) -> Callable[..., str]:
 _ALONE = """
 import re, sys
 from pathlib import Path
-from fpformat_tools import fpconvert
+from fpformat_tools.commands import fpconvert
 code = fpconvert.main(sys.argv[1:])
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
 print(peak.group(1))

@@ -19,11 +19,11 @@ from tool_inputs import save_zip
 
 import fpformat
 from fpformat_io.torch import load, save
-from fpformat_tools import fpconvert
+from fpformat_tools.commands import fpconvert
 
 
 def script(name: str, *arguments: object, **keywords: Any) -> "subprocess.CompletedProcess[str]":
-    code = f"import sys; from fpformat_tools.{name} import main; sys.exit(main())"
+    code = f"import sys; from fpformat_tools.commands.{name} import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
@@ -52,7 +52,8 @@ def test_the_commands_as_programs(tmp_path: Path) -> None:
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     save_zip({"a": torch.ones(3)}, tmp_path / "m.pt")
     code = (
-        "import sys; from fpformat_tools.fpconvert import main; assert main(sys.argv[1:3]) == 0;"
+        "import sys; from fpformat_tools.commands.fpconvert import main;"
+        "assert main(sys.argv[1:3]) == 0;"
         "assert main(sys.argv[2:]) == 0;"
         "assert not {'torch', 'safetensors', 'numba'} & set(sys.modules)"
     )
@@ -219,7 +220,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     save_file({"a": torch.ones(3_000_000)}, tmp_path / "m.safetensors")
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    code = "import sys; from fpformat_tools.fpconvert import main; sys.exit(main())"
+    code = "import sys; from fpformat_tools.commands.fpconvert import main; sys.exit(main())"
     arguments = [str(tmp_path / "m.safetensors"), str(tmp_path / "ckpt")]
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments],

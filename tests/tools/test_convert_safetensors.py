@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tool_inputs import entry, model_state, plain_tensors, same_tensor, share_memory, write_raw
 
-from fpformat.reader import open_checkpoint
+from fpformat.read.reader import open_checkpoint
 from fpformat_io.torch import load, save
 
 

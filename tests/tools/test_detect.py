@@ -19,8 +19,8 @@ from tool_inputs import (
     write_raw,
 )
 
-from fpformat_tools.detect import find_source, kind_of
 from fpformat_tools.errors import SourceError
+from fpformat_tools.formats.detect import find_source, kind_of
 
 
 @pytest.mark.clause("CNV-3")

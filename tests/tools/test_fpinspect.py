@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from tool_inputs import two_ranks
 
 from fpformat.dtypes import by_name
-from fpformat.layout import plan_checkpoint
-from fpformat.model import ObjectEntry, TensorEntry
-from fpformat.source import BytesSource
-from fpformat.writer import write_checkpoint
+from fpformat.read.source import BytesSource
+from fpformat.records.layout import plan_checkpoint
+from fpformat.records.model import ObjectEntry, TensorEntry
+from fpformat.write.writer import write_checkpoint
 from fpformat_io.torch import save
 
 
@@ -223,7 +223,7 @@ def test_a_wide_state_is_folded_and_fast(tmp_path: Path, run: Any) -> None:
 
 def test_it_starts_without_torch_and_numba(checkpoint: Path) -> None:
     script = (
-        "import sys, fpformat_tools.fpinspect as tool; code = tool.main(sys.argv[1:]);"
+        "import sys, fpformat_tools.commands.fpinspect as tool; code = tool.main(sys.argv[1:]);"
         "assert not {'torch', 'numba', 'safetensors', 'tqdm'} & set(sys.modules); sys.exit(code)"
     )
     times = []
@@ -241,7 +241,7 @@ def test_it_starts_without_torch_and_numba(checkpoint: Path) -> None:
 
 def test_output_without_unicode(checkpoint: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "fpformat_tools.fpinspect", str(checkpoint)],
+        [sys.executable, "-m", "fpformat_tools.commands.fpinspect", str(checkpoint)],
         capture_output=True,
         check=False,
         env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"},
@@ -272,7 +272,7 @@ def test_a_reader_that_leaves_early(checkpoint: Path, arguments: tuple[str, ...]
     reading, writing = os.pipe()
     os.close(reading)
     ran = subprocess.run(
-        [sys.executable, "-m", f"fpformat_tools.{name}", *rest],
+        [sys.executable, "-m", f"fpformat_tools.commands.{name}", *rest],
         stdout=writing,
         stderr=subprocess.PIPE,
         check=False,
@@ -289,9 +289,8 @@ def test_damage_is_told_when_nobody_reads(checkpoint: Path) -> None:
     content = bytearray(path.read_bytes())
     content[5000] ^= 1
     path.write_bytes(content)
-    command = (
-        f"set -o pipefail; {sys.executable} -m fpformat_tools.fpverify {checkpoint} 2>&1 | true"
-    )
+    verify = f"{sys.executable} -m fpformat_tools.commands.fpverify"
+    command = f"set -o pipefail; {verify} {checkpoint} 2>&1 | true"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
     assert (ran.returncode, ran.stderr) == (1, b"")
 

@@ -8,8 +8,8 @@ import pytest
 
 from fpformat import SavePlan, SegmentPlan, write_checkpoint
 from fpformat.names import staging_name, trash_name
-from fpformat.publish import Staging
-from fpformat_tools.leftovers import temporary_name
+from fpformat.publish.staging import Staging
+from fpformat_tools.streams.leftovers import temporary_name
 
 
 def dead_staging(root: Path, name: str) -> Path:

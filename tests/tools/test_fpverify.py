@@ -8,7 +8,7 @@ import pytest
 import torch
 from tool_inputs import two_ranks
 
-from fpformat.reader import open_checkpoint
+from fpformat.read.reader import open_checkpoint
 from fpformat_io.torch import save
 
 

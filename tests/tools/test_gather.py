@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tool_inputs import archive, save_zip, storage, tensor_call
 
 from fpformat.dtypes import by_name
-from fpformat_tools import gather
-from fpformat_tools.ranges import HeldRange
-from fpformat_tools.state import Tensor
+from fpformat_tools.streams import gather
+from fpformat_tools.streams.ranges import HeldRange
+from fpformat_tools.streams.state import Tensor
 
 
 @st.composite

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from fpformat_io.torch import save
-from fpformat_tools import output, safetensors_output
 from fpformat_tools.errors import TargetError
-from fpformat_tools.leftovers import collect, find, temporary_name
-from fpformat_tools.output import check_space, new_directory, new_file
+from fpformat_tools.formats.safetensors import write as safetensors_output
+from fpformat_tools.streams import output
+from fpformat_tools.streams.leftovers import collect, find, temporary_name
+from fpformat_tools.streams.output import check_space, new_directory, new_file
 
 TARGETS = (
     ["out.safetensors"],
@@ -110,8 +111,8 @@ def test_an_interrupt_leaves_nothing(
 INTERRUPTED_CONVERSION = """
 import os, signal, sys, time
 from pathlib import Path
-from fpformat_tools.fpconvert import main
-from fpformat_tools.ranges import StoredRange
+from fpformat_tools.commands.fpconvert import main
+from fpformat_tools.streams.ranges import StoredRange
 folder = Path(sys.argv[1])
 def stop(self, *, offset, nbytes):
     print([path.name for path in folder.glob(".f*")], flush=True)

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 import fpformat
 from fpformat_io.torch import save
-from fpformat_tools import convert as converting
-from fpformat_tools.fpformat_output import SaveId
-from fpformat_tools.progress import silent
+from fpformat_tools.convert import conversion as converting
+from fpformat_tools.formats.fpformat.write import SaveId
+from fpformat_tools.streams.progress import silent
 
 PLAIN = ["out", "--reproducible"]
 
@@ -177,10 +177,11 @@ def test_what_is_no_leftover_is_left_alone(
     assert (tmp_path / "first" / "manifest.json").exists()
 
 
-_CONVERT = "import sys; from fpformat_tools.fpconvert import main; sys.exit(main())"
+_CONVERT = "import sys; from fpformat_tools.commands.fpconvert import main; sys.exit(main())"
 _WAITING = """
 import os, sys
-from fpformat_tools import fpconvert, reproducible
+from fpformat_tools.commands import fpconvert
+from fpformat_tools.formats.fpformat import reproducible
 read = reproducible.SteadySource.read
 def slow(self, **keywords):
     print("writing", flush=True)
@@ -270,7 +271,7 @@ def test_a_source_that_changes_between_the_readings(
             opened.write(b"\x7f")
         return fpformat.write_checkpoint(*arguments, **more)
 
-    monkeypatch.setattr("fpformat_tools.fpformat_output.write_checkpoint", touch)
+    monkeypatch.setattr("fpformat_tools.formats.fpformat.write.write_checkpoint", touch)
     text = refuse(source, tmp_path / "out", "--reproducible")
     assert "changed while it was read" in text
     assert "'t3'" in text

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tool_inputs import archive, repack, save_legacy, save_zip
 
 from fpformat_tools.errors import SourceError
-from fpformat_tools.pickle_values import Built, Global, Members, OddKey, Persistent
-from fpformat_tools.ranges import HeldRange
-from fpformat_tools.restricted_pickle import PickleMachine, PickleStream
+from fpformat_tools.pickles.interpreter import PickleMachine, PickleStream
+from fpformat_tools.pickles.values import Built, Global, Members, OddKey, Persistent
+from fpformat_tools.streams.ranges import HeldRange
 
 
 def interpret(raw: bytes) -> Any:

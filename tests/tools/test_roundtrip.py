@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from tool_inputs import same_tensor
 
 from fpformat_io.torch import load
-from fpformat_tools.fpconvert import main
-from fpformat_tools.safetensors_file import open_safetensors
+from fpformat_tools.commands.fpconvert import main
+from fpformat_tools.formats.safetensors.file import open_safetensors
 
 DTYPES = [
     torch.bool,

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tool_inputs import entry, write_raw
 
 from fpformat_tools.errors import SourceError
-from fpformat_tools.safetensors_file import open_safetensors
+from fpformat_tools.formats.safetensors.file import open_safetensors
 
 TWO = {"a": entry("F32", [2], 0, 8), "b": entry("F32", [2], 8, 16)}
 

@@ -28,7 +28,7 @@ _ESCAPED = r"weight-\u017c\U0001f600"
 def command(
     name: str, *arguments: object, terminal: Mapping[str, str]
 ) -> "subprocess.CompletedProcess[bytes]":
-    code = f"import sys; from fpformat_tools.{name} import main; sys.exit(main())"
+    code = f"import sys; from fpformat_tools.commands.{name} import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, *(os.fsencode(str(argument)) for argument in arguments)],
         capture_output=True,
@@ -138,7 +138,7 @@ def test_files_that_an_index_names(tmp_path: Path, terminal: dict[str, str]) -> 
 def test_a_narrow_terminal(checkpoint: Path, terminal: dict[str, str]) -> None:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
-    code = "import sys; from fpformat_tools.fpinspect import main; sys.exit(main())"
+    code = "import sys; from fpformat_tools.commands.fpinspect import main; sys.exit(main())"
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
     ran = subprocess.run(
         [sys.executable, "-c", code, str(checkpoint), "--tree"],
@@ -159,7 +159,7 @@ def test_the_bar(tmp_path: Path, terminal: dict[str, str]) -> None:
     save_file({_NAME: torch.ones(3_000_000)}, tmp_path / "m.safetensors")
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    code = "import sys; from fpformat_tools.fpconvert import main; sys.exit(main())"
+    code = "import sys; from fpformat_tools.commands.fpconvert import main; sys.exit(main())"
     ran = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "m.safetensors", os.fsencode(tmp_path / _NAME)],
         stderr=follower,

@@ -24,7 +24,7 @@ from tool_inputs import (
     tensor_call,
 )
 
-from fpformat.reader import open_checkpoint
+from fpformat.read.reader import open_checkpoint
 from fpformat_io.torch import load, save
 
 

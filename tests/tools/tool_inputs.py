@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from fpformat.dtypes import by_name
-from fpformat.model import Box, ObjectEntry, Part, SavePlan, SegmentPlan, TensorEntry
-from fpformat.source import BytesSource
-from fpformat.tree import TensorRef, dump_tree
-from fpformat.writer import write_checkpoint
+from fpformat.read.source import BytesSource
+from fpformat.records.model import Box, ObjectEntry, Part, SavePlan, SegmentPlan, TensorEntry
+from fpformat.records.tree import TensorRef, dump_tree
+from fpformat.write.writer import write_checkpoint
 
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 INDEX = "model.safetensors.index.json"

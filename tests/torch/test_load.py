@@ -13,11 +13,11 @@ from fpformat.errors import (
     PlanError,
     UncommittedError,
 )
-from fpformat.layout import plan_checkpoint
-from fpformat.model import TensorEntry
-from fpformat.reader import open_checkpoint
-from fpformat.source import BytesSource
-from fpformat.writer import write_checkpoint
+from fpformat.read.reader import open_checkpoint
+from fpformat.read.source import BytesSource
+from fpformat.records.layout import plan_checkpoint
+from fpformat.records.model import TensorEntry
+from fpformat.write.writer import write_checkpoint
 from fpformat_io.torch import load, register_subclass, save
 
 

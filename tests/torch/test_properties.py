@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch_states import differences, leaves, shared
 
 from fpformat.dtypes import DTYPES, numpy_dtype
-from fpformat.verify import verify_checkpoint
+from fpformat.read.verify import verify_checkpoint
 from fpformat_io.torch import load, load_into, save
 from fpformat_io.torch.dtypes import to_torch
 

@@ -5,8 +5,8 @@ import torch
 from torch_states import differences, shared
 
 from fpformat.names import HIDDEN_PREFIX
-from fpformat.reader import open_checkpoint
-from fpformat.verify import verify_checkpoint
+from fpformat.read.reader import open_checkpoint
+from fpformat.read.verify import verify_checkpoint
 from fpformat_io.torch import load, save
 
 

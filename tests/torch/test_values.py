@@ -8,8 +8,8 @@ import torch
 from torch_states import differences, raw_bytes, shared
 
 from fpformat.dtypes import DTYPES
-from fpformat.reader import open_checkpoint
-from fpformat.verify import verify_checkpoint
+from fpformat.read.reader import open_checkpoint
+from fpformat.read.verify import verify_checkpoint
 from fpformat_io.torch import load, save
 from fpformat_io.torch.dtypes import to_torch
 

@@ -1,0 +1,1 @@
+"""From files to values: opening, reading, verifying, digests of what was read."""

@@ -1,0 +1,1 @@
+"""What the bytes are: frozen records, and how each stands on disk."""

@@ -1,0 +1,1 @@
+"""What must hold: the rules within a segment's tables, across segments, and between tensors."""

@@ -1,0 +1,1 @@
+"""From a plan to segments: their indexes, and the simplest correct writer."""

@@ -1,0 +1,1 @@
+"""What runs without the interpreter lock: compiled kernels, their arrays, their cache."""

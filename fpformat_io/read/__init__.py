@@ -1,0 +1,1 @@
+"""From an open checkpoint to what a caller wants of it."""

@@ -1,0 +1,1 @@
+"""From a save plan to durable segments: transfers, workers, staging memory, volumes."""

@@ -1,0 +1,1 @@
+"""What people type: one module for each command, and what commands have in common."""

@@ -1,0 +1,1 @@
+"""The formats people have, one room each, and what tells them apart."""

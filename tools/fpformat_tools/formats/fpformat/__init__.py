@@ -1,0 +1,1 @@
+"""Checkpoints of fpformat as an input and as an output."""

@@ -1,0 +1,1 @@
+"""Safetensors as an input and as an output: one file, or a directory with an index."""

@@ -1,0 +1,1 @@
+"""Files of ``torch.save`` as an input and as an output, without torch."""

@@ -1,0 +1,1 @@
+"""Pickles, read without executing or importing anything."""

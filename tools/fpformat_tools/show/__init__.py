@@ -1,0 +1,1 @@
+"""What commands print of a checkpoint."""

@@ -1,0 +1,1 @@
+"""What passes between formats: a state whose bytes stay where they are until they are written."""

@@ -1,0 +1,1 @@
+"""Keeps the specification, its lock, the code and the tests together; for contributors."""
