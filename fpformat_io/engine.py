@@ -19,9 +19,8 @@ from fpformat.errors import SaveError
 from fpformat.limits import SAVE_ID_NBYTES
 from fpformat.publish.shield import run_whole
 from fpformat.records.model import SavePlan, ShardKey, ShardSource
-from fpformat.write import writer
-from fpformat.write.assemble import check_attempt, check_plan
-from fpformat.write.writer import WriteReport
+from fpformat.write.layout import SaveLayout, check_attempt, lay_out
+from fpformat.write.writer import WriteReport, write_layout
 from fpformat_io.config import EngineConfig, from_env
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import engine_error
@@ -81,20 +80,29 @@ def write_checkpoint(
         EngineError: A system call failed, or there is no memory; what was written is removed
             again.
     """
-    path = checked_path(path)
+    place = checked_path(path)
     check_attempt(save_id, created_us)
     check_kind("config", config, EngineConfig | None, "an EngineConfig or None")
     check_kind("control", control, SaveControl | None, "a SaveControl or None")
+    layout = lay_out(plan, sources)
     control = SaveControl() if control is None else control
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
     native = _native()
     try:
         if native is None:
-            work = partial(_write_plainly, path, plan, sources, save_id, created_us, control)
+            work = partial(_write_plainly, place, layout, sources, save_id, created_us, control)
         else:
             config = from_env() if config is None else config
             work = partial(
-                _write_natively, native, path, plan, sources, save_id, created_us, config, control
+                _write_natively,
+                native,
+                place,
+                layout,
+                sources,
+                save_id,
+                created_us,
+                config,
+                control,
             )
         report = run_whole(work, stop=control.cancel)
     except SaveError as error:
@@ -147,8 +155,8 @@ def _reason(error: Exception) -> str:
 
 def _write_natively(
     native: "type[Save]",
-    path: "str | os.PathLike[str]",
-    plan: SavePlan,
+    path: str,
+    layout: SaveLayout,
     sources: Mapping[ShardKey, ShardSource],
     save_id: bytes,
     created_us: int | None,
@@ -156,8 +164,7 @@ def _write_natively(
     control: SaveControl,
 ) -> EngineReport:
     begin = time.perf_counter()
-    check_plan(plan, sources)
-    save = native(path, plan, save_id, config, control)
+    save = native(path, layout, save_id, config, control)
     document, checkpoint_id = save.write(sources, created_us)
     volume = save.volumes[-1]
     return EngineReport(
@@ -165,7 +172,7 @@ def _write_natively(
         checkpoint_id=checkpoint_id,
         save_id=save_id,
         nbytes=len(document) + sum(record.nbytes for record in save.records),
-        data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
+        data_nbytes=layout.data_nbytes,
         seconds=time.perf_counter() - begin,
         mode=volume.mode,
         reason=volume.reason,
@@ -193,14 +200,13 @@ class _Stoppable:
 
 
 def _write_plainly(
-    path: "str | os.PathLike[str]",
-    plan: SavePlan,
+    path: str,
+    layout: SaveLayout,
     sources: Mapping[ShardKey, ShardSource],
     save_id: bytes,
     created_us: int | None,
     control: SaveControl,
 ) -> EngineReport:
-    check_plan(plan, sources)
     stoppable = {key: _Stoppable(source, control) for key, source in sources.items()}
-    plain = writer.write_checkpoint(path, plan, stoppable, save_id=save_id, created_us=created_us)
+    plain = write_layout(path, layout, stoppable, save_id=save_id, created_us=created_us)
     return EngineReport(**{field.name: getattr(plain, field.name) for field in fields(plain)})

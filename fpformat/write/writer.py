@@ -17,21 +17,15 @@ from fpformat.names import segment_name
 from fpformat.publish.staging import Staging, write_all
 from fpformat.read.source import BytesSource
 from fpformat.records.checksum import crc32c, piece_checksums
-from fpformat.records.layout import place_extents
-from fpformat.records.manifest import dump_manifest, feature_words
 from fpformat.records.model import (
-    Features,
     Geometry,
-    Manifest,
     Part,
     SavePlan,
-    SegmentPlan,
     SegmentRecord,
     ShardKey,
     ShardSource,
 )
-from fpformat.records.wire import Footer, Header, dump_footer, dump_header
-from fpformat.write.assemble import IndexAssembly, check_attempt, check_plan
+from fpformat.write.layout import SaveLayout, SegmentLayout, check_attempt, lay_out
 
 _BATCH_PIECES = 32
 
@@ -109,28 +103,31 @@ def write_checkpoint(
             nothing was written.
         SaveError: A system call failed; what was written is removed again.
     """
-    begin = time.perf_counter()
     path = checked_path(path)
     check_attempt(save_id, created_us)
-    check_plan(plan, sources)
+    layout = lay_out(plan, sources)
+    return write_layout(path, layout, sources, save_id=save_id, created_us=created_us)
+
+
+def write_layout(
+    path: str,
+    layout: SaveLayout,
+    sources: Mapping[ShardKey, ShardSource],
+    *,
+    save_id: bytes | None = None,
+    created_us: int | None = None,
+) -> WriteReport:
+    """Write and commit a save whose plan and arguments were checked; see `write_checkpoint`."""
+    begin = time.perf_counter()
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
+    created_us = time.time_ns() // 1000 if created_us is None else created_us
     staging = Staging(path, save_id)
     try:
-        records = tuple(
-            _write_segment(staging, ordinal, segment, plan.geometry, sources, save_id)
-            for ordinal, segment in enumerate(plan.segments)
-        )
+        records = [
+            _write_segment(staging, segment, sources, save_id) for segment in layout.segments
+        ]
         staging.seal()
-        manifest = Manifest(
-            save_id=save_id,
-            segments=records,
-            created_us=time.time_ns() // 1000 if created_us is None else created_us,
-            step=plan.step,
-            user=plan.user,
-            world_size=plan.world_size,
-            extensions=plan.extensions,
-        )
-        document, checkpoint_id = dump_manifest(manifest)
+        document, checkpoint_id = layout.manifest(records, save_id=save_id, created_us=created_us)
         staging.publish(document)
     except BaseException:
         staging.abandon()
@@ -140,7 +137,7 @@ def write_checkpoint(
         checkpoint_id=checkpoint_id,
         save_id=save_id,
         nbytes=len(document) + sum(record.nbytes for record in records),
-        data_nbytes=sum(segment.data_nbytes for segment in plan.segments),
+        data_nbytes=layout.data_nbytes,
         seconds=time.perf_counter() - begin,
         warnings=tuple(staging.warnings),
         removed=staging.removed,
@@ -149,69 +146,38 @@ def write_checkpoint(
 
 def _write_segment(
     staging: Staging,
-    ordinal: int,
-    plan: SegmentPlan,
-    geometry: Geometry,
+    layout: SegmentLayout,
     sources: Mapping[ShardKey, ShardSource],
     save_id: bytes,
 ) -> SegmentRecord:
-    segment = _SegmentFile(staging, ordinal)
+    segment = _SegmentFile(staging, layout.ordinal)
     try:
-        incompat, ro_compat, compat = feature_words(Features())
-        header = Header(
-            ordinal=ordinal,
-            save_id=save_id,
-            geometry=geometry,
-            incompat=incompat,
-            ro_compat=ro_compat,
-            compat=compat,
-        )
-        segment.write(dump_header(header))
-        checksums, offsets = _write_extents(segment, plan, geometry, sources)
-        index, index_sha256 = IndexAssembly(plan, geometry).dump(offsets, checksums)
-        index_offset = segment.position
-        segment.write(index)
-        footer = Footer(
-            index_offset=index_offset,
-            index_nbytes=len(index),
-            index_sha256=index_sha256,
-            save_id=save_id,
-            segment_nbytes=segment.position + geometry.align,
-            ordinal=ordinal,
-        )
-        segment.write(dump_footer(footer, align=geometry.align))
+        segment.write(layout.header(save_id))
+        checksums = _write_extents(segment, layout, sources)
+        end = layout.end(checksums, save_id)
+        segment.write(end.index)
+        segment.write(end.footer)
         segment.sync()
     finally:
         segment.close()
-    return SegmentRecord(
-        nbytes=segment.position,
-        index_offset=index_offset,
-        index_nbytes=len(index),
-        index_sha256=index_sha256,
-        crc32c=segment.crc32c,
-    )
+    return end.record(segment.crc32c)
 
 
 def _write_extents(
-    segment: _SegmentFile,
-    plan: SegmentPlan,
-    geometry: Geometry,
-    sources: Mapping[ShardKey, ShardSource],
-) -> tuple[list[int], list[int]]:
-    """Write all extents and the padding; return piece checksums and offsets."""
-    objects = [entry.payload for entry in plan.objects if entry.payload]
-    sizes = [part.nbytes for part in plan.parts] + [len(payload) for payload in objects]
-    offsets, index_offset = place_extents(sizes, geometry)
+    segment: _SegmentFile, layout: SegmentLayout, sources: Mapping[ShardKey, ShardSource]
+) -> list[int]:
+    """Write all extents and the padding; return the checksums of their pieces."""
+    parts = [(part, sources[part.key, part.box]) for part in layout.plan.parts]
+    parts += [
+        (Part(key=("", None), box=None, shard_offset=0, nbytes=len(payload)), BytesSource(payload))
+        for payload in layout.payloads
+    ]
     checksums: list[int] = []
-    for part, offset in zip(plan.parts, offsets, strict=False):
+    for (part, source), offset in zip(parts, layout.offsets, strict=True):
         segment.pad_to(offset)
-        checksums += _write_extent(segment, part, sources[part.key, part.box], geometry)
-    for payload, offset in zip(objects, offsets[len(plan.parts) :], strict=True):
-        segment.pad_to(offset)
-        whole = Part(key=("", None), box=None, shard_offset=0, nbytes=len(payload))
-        checksums += _write_extent(segment, whole, BytesSource(payload), geometry)
-    segment.pad_to(index_offset)
-    return checksums, offsets
+        checksums += _write_extent(segment, part, source, layout.geometry)
+    segment.pad_to(layout.index_offset)
+    return checksums
 
 
 def _write_extent(

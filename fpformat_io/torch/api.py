@@ -14,9 +14,10 @@ from fpformat.records.model import TensorKey
 from fpformat.records.nodes import Node, TensorRef
 from fpformat_io.read.select import checked_keys, select_nodes
 from fpformat_io.session.saves import SaveReport
-from fpformat_io.torch.capture import capture, report_of, write
+from fpformat_io.torch.plan import prepare
 from fpformat_io.torch.restore import restore
 from fpformat_io.torch.sources import live_sources
+from fpformat_io.torch.write import report_of, write
 
 
 def save(
@@ -51,7 +52,7 @@ def save(
     """
     begin = time.perf_counter()
     path = checked_path(path)
-    ready = capture(state, step=step, metadata=metadata, sources=live_sources)
+    ready = prepare(state, step=step, metadata=metadata, sources=live_sources)
     return report_of(write(path, ready), ready, begin=begin)
 
 

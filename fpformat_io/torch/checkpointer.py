@@ -22,8 +22,9 @@ from fpformat_io.session.latest import LatestCheckpoint, latest
 from fpformat_io.session.retention import Retention, move_aside
 from fpformat_io.session.rewind import check_newest, go_back
 from fpformat_io.session.saves import SaveHandle, SaveReport, SaveSession
-from fpformat_io.torch.capture import Capture, capture, report_of, write
+from fpformat_io.torch.plan import Prepared, prepare
 from fpformat_io.torch.sources import copied_sources
+from fpformat_io.torch.write import report_of, write
 
 _LOG: Final = logging.getLogger("fpformat_io")
 # What these classes describe can never become loadable. A file system that fails now, and a
@@ -115,7 +116,7 @@ class Checkpointer:
             save_id = os.urandom(SAVE_ID_NBYTES)
             self._check_newest(step)
             is_in_the_way = _is_unloadable(path)
-            ready = capture(state, step=step, metadata=metadata, sources=copied_sources)
+            ready = prepare(state, step=step, metadata=metadata, sources=copied_sources)
             if is_in_the_way:
                 _free(path, save_id)
             stall_seconds = time.perf_counter() - begin
@@ -173,10 +174,10 @@ class _Work:
     """The part of a save that runs in the background; drops the copied state when done."""
 
     def __init__(
-        self, path: Path, ready: Capture, save_id: bytes, begin: float, stall_seconds: float
+        self, path: Path, ready: Prepared, save_id: bytes, begin: float, stall_seconds: float
     ) -> None:
         self._path = path
-        self._ready: list[Capture] = [ready]
+        self._ready: list[Prepared] = [ready]
         self._save_id = save_id
         self._begin = begin
         self._stall_seconds = stall_seconds

@@ -10,7 +10,7 @@ from fpformat.names import HIDDEN_PREFIX
 from fpformat.records.model import TensorKey, View
 from fpformat_io.torch.dtypes import from_torch
 from fpformat_io.torch.flatten import Slot, tensor_problem
-from fpformat_io.torch.sharing import tie_slots
+from fpformat_io.torch.tie import tie_slots
 
 
 def shared_names(values: Mapping[str, Any]) -> dict[str, "TensorKey | View"]:

@@ -1,5 +1,6 @@
 """Where the bytes of a save come from: live tensors, or copies made at the call."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,13 @@ class LiveSource:
         target[:] = part.view(np.uint8)[skip : skip + len(target)]
 
 
-def live_sources(slots: list[Slot]) -> dict[str, ShardSource]:
+def live_sources(slots: Sequence[Slot]) -> dict[str, ShardSource]:
     """Return sources that read the state itself, by name; it must not change meanwhile."""
     copiers = DeviceCopiers()
     return {slot.name: LiveSource(slot, copiers.of(slot.value)) for slot in slots}
 
 
-def copied_sources(slots: list[Slot]) -> dict[str, ShardSource]:
+def copied_sources(slots: Sequence[Slot]) -> dict[str, ShardSource]:
     """Return sources over copies, by name; the state may change as soon as this returns.
 
     Raises:

@@ -6,15 +6,8 @@ from collections.abc import Mapping
 
 from fpformat.names import segment_name
 from fpformat.publish.staging import Staging
-from fpformat.records.manifest import dump_manifest
-from fpformat.records.model import (
-    Manifest,
-    SavePlan,
-    SegmentPlan,
-    SegmentRecord,
-    ShardKey,
-    ShardSource,
-)
+from fpformat.records.model import SegmentRecord, ShardKey, ShardSource
+from fpformat.write.layout import SaveLayout, SegmentLayout
 from fpformat_io.config import EngineConfig
 from fpformat_io.control import SaveControl
 from fpformat_io.write.segment import SegmentWriter
@@ -28,7 +21,7 @@ class Save:
     def __init__(
         self,
         path: "str | os.PathLike[str]",
-        plan: SavePlan,
+        layout: SaveLayout,
         save_id: bytes,
         config: EngineConfig,
         control: SaveControl,
@@ -45,31 +38,24 @@ class Save:
         self.records: list[SegmentRecord] = []
         self.volumes: list[Volume] = []
         self.calls = 0
-        self._plan = plan
+        self._layout = layout
         self._save_id = save_id
         self._config = config
         self._control = control
-        self._unstaged_count = len(plan.segments)
+        self._unstaged_count = len(layout.segments)
 
     def write(
         self, sources: Mapping[ShardKey, ShardSource], created_us: int | None
     ) -> tuple[bytes, str]:
         """Write all segments and commit; return the manifest and the checkpoint id."""
-        plan = self._plan
+        created_us = time.time_ns() // 1000 if created_us is None else created_us
         try:
-            for ordinal, segment in enumerate(plan.segments):
-                self.records.append(self._write_segment(ordinal, segment, sources))
+            for segment in self._layout.segments:
+                self.records.append(self._write_segment(segment, sources))
             self.staging.seal()
-            manifest = Manifest(
-                save_id=self._save_id,
-                segments=tuple(self.records),
-                created_us=time.time_ns() // 1000 if created_us is None else created_us,
-                step=plan.step,
-                user=plan.user,
-                world_size=plan.world_size,
-                extensions=plan.extensions,
+            document, checkpoint_id = self._layout.manifest(
+                self.records, save_id=self._save_id, created_us=created_us
             )
-            document, checkpoint_id = dump_manifest(manifest)
             self._control.check()
             self.staging.publish(document)
         except BaseException:
@@ -78,11 +64,11 @@ class Save:
         return document, checkpoint_id
 
     def _write_segment(
-        self, ordinal: int, segment: SegmentPlan, sources: Mapping[ShardKey, ShardSource]
+        self, layout: SegmentLayout, sources: Mapping[ShardKey, ShardSource]
     ) -> SegmentRecord:
-        staging, geometry = self.staging, self._plan.geometry
-        path = staging.path / segment_name(ordinal)
-        descriptor = staging.create_segment(ordinal)
+        staging, geometry = self.staging, layout.geometry
+        path = staging.path / segment_name(layout.ordinal)
+        descriptor = staging.create_segment(layout.ordinal)
         try:
             volume = decide(descriptor, mode=self._config.mode, align=geometry.align)
             writer = SegmentWriter(
@@ -94,9 +80,8 @@ class Save:
                 control=self._control,
             )
             record = writer.write(
-                segment,
+                layout,
                 sources,
-                ordinal=ordinal,
                 save_id=self._save_id,
                 after_data=self._note_data,
             )

@@ -9,18 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fpformat.records.layout import place_extents
-from fpformat.records.manifest import feature_words
 from fpformat.records.model import (
-    Features,
     Geometry,
-    SegmentPlan,
     SegmentRecord,
     ShardKey,
     ShardSource,
 )
-from fpformat.records.wire import Footer, Header, dump_footer, dump_header
-from fpformat.write.assemble import IndexAssembly
+from fpformat.write.layout import SegmentLayout
 from fpformat_io.control import SaveControl
 from fpformat_io.errors import WriteError
 from fpformat_io.native.columns import FRAGMENT_NBYTES, NBYTES, Row
@@ -63,19 +58,17 @@ class SegmentWriter:
 
     def write(
         self,
-        plan: SegmentPlan,
+        layout: SegmentLayout,
         sources: Mapping[ShardKey, ShardSource],
         *,
-        ordinal: int,
         save_id: bytes,
         after_data: Callable[[], None],
     ) -> SegmentRecord:
         """Write the segment; the caller syncs it.
 
         Args:
-            plan: What it holds.
+            layout: What it holds, and where.
             sources: The bytes.
-            ordinal: Its number.
             save_id: Of the save.
             after_data: Called when no source will be read any more.
 
@@ -84,53 +77,23 @@ class SegmentWriter:
             WriteError: The operating system failed.
             PlanError: A source gave too few bytes.
         """
-        geometry = self._geometry
-        incompat, ro_compat, compat = feature_words(Features())
-        header = Header(
-            ordinal=ordinal,
-            save_id=save_id,
-            geometry=geometry,
-            incompat=incompat,
-            ro_compat=ro_compat,
-            compat=compat,
-        )
-        runs = [Run.of(part, sources[part.key, part.box]) for part in plan.parts]
-        runs += [Run.of_bytes(entry.name, entry.payload) for entry in plan.objects if entry.payload]
-        offsets, index_offset = place_extents([run.nbytes for run in runs], geometry)
+        runs = [Run.of(part, sources[part.key, part.box]) for part in layout.plan.parts]
+        runs += [Run.of_bytes("object", payload) for payload in layout.payloads]
         if self.volume.mode == "direct":
-            self._preallocate(index_offset)
-        head = dump_header(header)
-        head_run = Run.of_bytes("header", head)
-        pieces = self._write([head_run, *runs], [0, *offsets], start=0, stop=index_offset)
+            self._preallocate(layout.index_offset)
+        head = Run.of_bytes("header", layout.header(save_id))
+        pieces = self._write([head, *runs], [0, *layout.offsets], start=0, stop=layout.index_offset)
         after_data()
         # The header block is a stretch like the extents, but its pieces are in no table.
-        head_pieces = -(-len(head) // geometry.piece_nbytes)
-        index, index_sha256 = IndexAssembly(plan, geometry).dump(offsets, pieces[head_pieces:])
-        nbytes = index_offset + len(index) + geometry.align
-        footer = dump_footer(
-            Footer(
-                index_offset=index_offset,
-                index_nbytes=len(index),
-                index_sha256=index_sha256,
-                save_id=save_id,
-                segment_nbytes=nbytes,
-                ordinal=ordinal,
-            ),
-            align=geometry.align,
-        )
+        head_pieces = -(-head.nbytes // self._geometry.piece_nbytes)
+        end = layout.end(pieces[head_pieces:], save_id)
         self._write(
-            [Run.of_bytes("index", index), Run.of_bytes("footer", footer)],
-            [index_offset, index_offset + len(index)],
-            start=index_offset,
-            stop=nbytes,
+            [Run.of_bytes("index", end.index), Run.of_bytes("footer", end.footer)],
+            [end.index_offset, end.index_offset + len(end.index)],
+            start=end.index_offset,
+            stop=end.nbytes,
         )
-        return SegmentRecord(
-            nbytes=nbytes,
-            index_offset=index_offset,
-            index_nbytes=len(index),
-            index_sha256=index_sha256,
-            crc32c=self.crc32c,
-        )
+        return end.record(self.crc32c)
 
     def _preallocate(self, nbytes: int) -> None:
         try:

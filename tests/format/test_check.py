@@ -18,7 +18,7 @@ from fpformat import (
     write_checkpoint,
 )
 from fpformat.dtypes import by_name
-from fpformat.write.assemble import check_plan
+from fpformat.write.layout import lay_out
 
 U8 = by_name("U8")
 
@@ -99,10 +99,10 @@ def test_the_check_agrees_with_counting(tiling, data):
     plan = plan_of(shape, boxes)
     sources = sources_of(plan, np.zeros(shape, dtype="u1"))
     if (count == 1).all():
-        check_plan(plan, sources)
+        lay_out(plan, sources)
     else:
         with pytest.raises(PlanError, match="EXT-1[01]"):
-            check_plan(plan, sources)
+            lay_out(plan, sources)
 
 
 @given(tilings(), st.integers(1, 3), st.data())
@@ -141,7 +141,7 @@ def test_at_most_eight_dimensions_are_cut(cut, accepted):
     plan = plan_of(shape, boxes)
     sources = sources_of(plan, np.zeros(shape, dtype="u1"))
     if accepted:
-        check_plan(plan, sources)
+        lay_out(plan, sources)
     else:
         with pytest.raises(PlanError, match="EXT-12"):
-            check_plan(plan, sources)
+            lay_out(plan, sources)

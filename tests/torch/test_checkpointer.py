@@ -17,7 +17,7 @@ from torch_states import differences
 from fpformat.errors import PlanError
 from fpformat_io.errors import EngineError, StagingError, WriteError
 from fpformat_io.torch import Checkpointer, latest, load, save
-from fpformat_io.torch import capture as capture_module
+from fpformat_io.torch import write as write_module
 
 SAVE_AND_LEAVE = """
 import sys, torch
@@ -42,13 +42,13 @@ def steps(root):
 def gate(monkeypatch):
     """Hold every write back until the gate is opened."""
     opened = threading.Event()
-    write = capture_module.write_checkpoint
+    write = write_module.write_checkpoint
 
     def wait(*args, **more):
         assert opened.wait(60)
         return write(*args, **more)
 
-    monkeypatch.setattr(capture_module, "write_checkpoint", wait)
+    monkeypatch.setattr(write_module, "write_checkpoint", wait)
     yield opened
     opened.set()
 
@@ -109,13 +109,13 @@ def test_the_state_may_change_at_once(tmp_path, gate):
 
 def test_the_copies_are_freed_when_a_save_is_durable(tmp_path, monkeypatch):
     kept = []
-    write = capture_module.write_checkpoint
+    write = write_module.write_checkpoint
 
     def watch(path, plan, sources, **more):
         kept.extend(weakref.ref(source) for source in sources.values())
         return write(path, plan, sources, **more)
 
-    monkeypatch.setattr(capture_module, "write_checkpoint", watch)
+    monkeypatch.setattr(write_module, "write_checkpoint", watch)
     with Checkpointer(tmp_path) as ckpt:
         handle = ckpt.save(1, {"w": torch.ones(10)})
         handle.wait_durable(60)

@@ -1,15 +1,13 @@
 """From a segment's plan to its index tables: the writing counterpart of `fpformat.rules.index`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fpformat.arguments import check_kind, checked_int
 from fpformat.dtypes import tensor_nbytes
-from fpformat.errors import FormatError, PlanError
-from fpformat.limits import HEADER_NBYTES, MAX_INT, NONE, SAVE_ID_NBYTES
-from fpformat.names import MANIFEST_NAME, segment_name
+from fpformat.errors import PlanError
+from fpformat.limits import NONE
 from fpformat.records.index import (
     EXTENT,
     FLAG_HIDDEN,
@@ -23,34 +21,14 @@ from fpformat.records.index import (
     KIND_TENSOR,
     OBJECT,
     OBJECT_RANKS,
-    OBJECT_TREE,
     OWNER_OBJECT,
     OWNER_TENSOR,
     TENSOR,
     Array,
-    SegmentIndex,
     dump_index,
-    parse_index,
 )
-from fpformat.records.layout import place_extents, sort_key
-from fpformat.records.manifest import dump_manifest, parse_manifest
-from fpformat.records.model import (
-    Geometry,
-    Manifest,
-    ObjectEntry,
-    Part,
-    SavePlan,
-    SegmentPlan,
-    SegmentRecord,
-    ShardKey,
-    ShardSource,
-    TensorEntry,
-    View,
-)
-from fpformat.records.tree import parse_tree
-from fpformat.records.wire import Footer, Header, dump_header, parse_header
-from fpformat.rules.checkpoint import check_segments
-from fpformat.rules.index import check_index
+from fpformat.records.layout import sort_key
+from fpformat.records.model import Geometry, Part, SegmentPlan, TensorEntry, View
 
 
 class IndexAssembly:
@@ -186,92 +164,3 @@ class IndexAssembly:
             records.append((name_offset, scope, extent, name_nbytes, entry.kind))
             name_offset += name_nbytes + 1
         return records
-
-
-def check_plan(plan: SavePlan, sources: Mapping[ShardKey, ShardSource]) -> None:
-    """Apply a reader's own checks to what a plan would write, before the first byte.
-
-    Raises:
-        PlanError: With the clause that the result would break, the source that is missing, or the
-            argument that is of a wrong kind.
-    """
-    check_kind("plan", plan, SavePlan, "a SavePlan")
-    check_kind("sources", sources, Mapping, "a mapping of ShardKey to ShardSource")
-    for segment in plan.segments:
-        for part in segment.parts:
-            if (part.key, part.box) not in sources:
-                raise PlanError(f"{part.key[0]!r}: no source gives its bytes (box {part.box})")
-    for segment in plan.segments:
-        for entry in segment.objects:
-            if entry.kind == OBJECT_TREE:
-                _check_tree(entry)
-    try:
-        indexes = [
-            _check_segment_plan(segment, ordinal, plan)
-            for ordinal, segment in enumerate(plan.segments)
-        ]
-        check_segments(indexes, world_size=plan.world_size, where="plan")
-        _check_manifest_values(plan)
-    except FormatError as error:
-        raise PlanError(f"this cannot be stored: {error}") from error
-
-
-def check_attempt(save_id: Any, created_us: Any) -> None:
-    """Raise PlanError for a save id or a time that is not None and no manifest can hold."""
-    if save_id is not None:
-        check_kind("save_id", save_id, bytes, f"{SAVE_ID_NBYTES} bytes or None")
-        if len(save_id) != SAVE_ID_NBYTES:
-            raise PlanError(f"save_id has {len(save_id)} bytes, expected {SAVE_ID_NBYTES}")
-    if created_us is not None and checked_int("created_us", created_us, least=0) > MAX_INT:
-        raise PlanError(f"created_us={created_us}: expected at most 2^53-1")
-
-
-def _check_tree(entry: ObjectEntry) -> None:
-    """Parse a tree as a reader will, so that none is written that cannot be read."""
-    try:
-        parse_tree(entry.payload, f"object {entry.name!r}")
-    except FormatError as error:
-        raise PlanError(f"this cannot be stored: {error}") from error
-
-
-def _check_segment_plan(segment: SegmentPlan, ordinal: int, plan: SavePlan) -> SegmentIndex:
-    geometry = plan.geometry
-    assembly = IndexAssembly(segment, geometry)
-    offsets, index_offset = place_extents(assembly.extent_nbytes, geometry)
-    region, sha256 = assembly.dump(offsets, [0] * assembly.piece_count)
-    save_id = bytes(SAVE_ID_NBYTES)
-    header = Header(ordinal=ordinal, save_id=save_id, geometry=geometry)
-    footer = Footer(
-        index_offset=index_offset,
-        index_nbytes=len(region),
-        index_sha256=sha256,
-        save_id=save_id,
-        segment_nbytes=index_offset + len(region) + geometry.align,
-        ordinal=ordinal,
-    )
-    where = segment_name(ordinal)
-    parse_header(dump_header(header)[:HEADER_NBYTES], where)
-    tables = parse_index(memoryview(region), header=header, footer=footer, where=where)
-    return check_index(
-        tables, header=header, footer=footer, world_size=plan.world_size, where=where
-    )
-
-
-def _check_manifest_values(plan: SavePlan) -> None:
-    record = SegmentRecord(
-        nbytes=0, index_offset=0, index_nbytes=0, index_sha256=bytes(32), crc32c=0
-    )
-    manifest = Manifest(
-        save_id=bytes(SAVE_ID_NBYTES),
-        segments=(record,) * len(plan.segments),
-        created_us=0,
-        step=plan.step,
-        user=plan.user,
-        world_size=plan.world_size,
-        extensions=plan.extensions,
-    )
-    try:
-        document, _ = dump_manifest(manifest)
-    except (UnicodeEncodeError, TypeError) as error:
-        raise PlanError(f"step or user strings have no place in a manifest: {error}") from error
-    parse_manifest(document, MANIFEST_NAME)
