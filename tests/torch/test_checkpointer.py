@@ -477,3 +477,97 @@ def test_a_link_is_never_retired(tmp_path):
 def test_metadata_that_does_not_fit_a_manifest(tmp_path):
     with Checkpointer(tmp_path) as ckpt, pytest.raises(PlanError, match="metadata has"):
         ckpt.save(1, {}, metadata={"a": "x" * (9 << 20)})
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_child_can_use_the_checkpointer_of_its_parent(tmp_path, gate, is_waited_for):
+    """It has none of the parent's threads, and keeps its hands off the parent's save."""
+    ckpt = Checkpointer(tmp_path)
+    gate.set()
+    handle = ckpt.save(1, {"x": 1})
+    if is_waited_for:
+        handle.wait_durable(60)
+    else:
+        handle.wait_durable(60)
+        gate.clear()
+        handle = ckpt.save(2, {"x": 2})
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(60)
+            gate.set()
+            if not is_waited_for:
+                with pytest.raises(EngineError, match="forked from"):
+                    handle.wait_durable()
+            with ckpt:
+                ckpt.save(3, {"x": 3})
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    gate.set()
+    handle.wait_durable(60)
+    ckpt.close()
+    assert steps(tmp_path) == ([1, 3] if is_waited_for else [1, 2, 3])
+
+
+def test_threads_take_turns(tmp_path):
+    """Whatever the order of the steps, one save runs at a time and none is lost without a word."""
+    done, refused = [], []
+
+    def work(step):
+        try:
+            done.append(ckpt.save(step, {"step": step}).wait_durable(60).path)
+        except PlanError:
+            refused.append(step)
+
+    with Checkpointer(tmp_path) as ckpt:
+        threads = [threading.Thread(target=work, args=[step]) for step in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(done) + len(refused) == 8
+    assert len(steps(tmp_path)) == len(done)
+    assert steps(tmp_path)[-1] == 7
+
+
+AT_EXIT = """
+import atexit, sys, torch
+from fpformat_io.torch import Checkpointer
+ckpt = Checkpointer(sys.argv[1])
+atexit.register(lambda: ckpt.save(1, {"w": torch.ones(1_000_000)}))
+"""
+
+
+def test_a_save_of_an_exit_handler_is_committed(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load(latest(tmp_path))["w"].sum() == 1_000_000
+
+
+GONE = """
+import os, sys
+from fpformat_io.errors import EngineError
+from fpformat_io.torch import Checkpointer, save
+os.chdir(sys.argv[1])
+os.rmdir(sys.argv[1])
+for call in (lambda: Checkpointer("runs"), lambda: save({}, "c")):
+    try:
+        call()
+    except EngineError as error:
+        assert error.error_class == "io", error
+    else:
+        raise AssertionError
+"""
+
+
+def test_a_relative_root_without_a_working_directory(tmp_path):
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", GONE, tmp_path / "gone"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

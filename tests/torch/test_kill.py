@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import torch
 
@@ -60,3 +61,38 @@ def test_the_newest_checkpoint_is_always_whole(tmp_path):
         ckpt.save(last + 1, {})
     assert not list(tmp_path.glob(".fps-*"))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+SAVER = """
+import itertools, sys, torch
+from pathlib import Path
+from fpformat_io.torch import Checkpointer, save
+root, state = Path(sys.argv[1]), {f"w{place}": torch.ones(1_000_000) for place in range(8)}
+save(state, root / "first")
+print("begins", flush=True)
+if sys.argv[2] == "save":
+    for number in itertools.count():
+        save(state, root / str(number))
+ckpt = Checkpointer(root / "runs", keep=1)
+for step in itertools.count():
+    ckpt.save(step, state)
+"""
+
+
+def test_several_interrupts_in_a_row_leave_nothing(tmp_path):
+    """In the middle of a save, of its clean-up, and of the end of the interpreter."""
+    chance = random.Random(7)
+    for number in range(6):
+        root = tmp_path / str(number)
+        root.mkdir()
+        command = [sys.executable, "-c", SAVER, str(root), ("save", "Checkpointer")[number % 2]]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout.readline() == "begins\n"
+            for _ in range(chance.randint(2, 6)):
+                time.sleep(chance.random() * 0.05)  # any moment will do
+                process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT
+        assert list(root.rglob(".fps-*")) == []
