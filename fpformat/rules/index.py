@@ -58,13 +58,13 @@ def check_index(
     _check_tensor_fields(index, world_size, where)
     tensor_dims = _check_tensor_dims(index, where)
     _check_tensor_sizes(index, where)
-    check_aliases(index, where)
+    _check_aliases(index, where)
     _check_extent_fields(index, header, where)
     _check_extent_places(tables.extents, header, footer, where)
     _check_extent_dims(index, tensor_dims, where)
     _check_extent_boxes(index, where)
     _check_pieces(tables, header, where)
-    check_objects(index, world_size, where)
+    _check_objects(index, world_size, where)
     return index
 
 
@@ -274,12 +274,8 @@ def _check_pieces(tables: Tables, header: Header, where: str) -> None:
         raise fault("ZST-2", f"{where}: piece_stored_nbytes", detail)
 
 
-def check_aliases(index: SegmentIndex, where: str) -> None:
-    """Check flags, names of hidden bases, targets, and that views stay inside them.
-
-    Raises:
-        FormatError: ALI-1 to ALI-4 or ALI-7.
-    """
+def _check_aliases(index: SegmentIndex, where: str) -> None:
+    """Check flags, names of hidden bases, targets, and that views stay inside them."""
     tensors = index.tables.tensors
     target = tensors["target"]
     is_alias = target != NONE
@@ -353,12 +349,8 @@ def _check_views(index: SegmentIndex, rows: Array, where: str) -> None:
             raise fault("ALI-3", tensor_title(index, where, int(group[bad])), detail)
 
 
-def check_objects(index: SegmentIndex, world_size: int, where: str) -> None:
-    """Check objects, their extents, and the ranks that trees belong to.
-
-    Raises:
-        FormatError: OBJ-1 to OBJ-5, OBJ-7 or EXT-13.
-    """
+def _check_objects(index: SegmentIndex, world_size: int, where: str) -> None:
+    """Check objects, their extents, and the ranks that trees belong to."""
     objects, extents = index.tables.objects, index.tables.extents
     if (row := first_out_of_order(index.object_names, objects["scope"])) is not None:
         raise fault("OBJ-1", f"{where}: object record {row}", "is not above the record before it")
