@@ -17,13 +17,7 @@ from fpformat_tools.commands.cli import (
     say,
     show,
 )
-from fpformat_tools.convert.conversion import (
-    Numpy,
-    Report,
-    Request,
-    Unsupported,
-    convert,
-)
+from fpformat_tools.convert.conversion import Numpy, Report, Request, Unsupported, convert
 from fpformat_tools.formats import registry
 from fpformat_tools.formats.interface import SaveId
 from fpformat_tools.streams.progress import Progress, bar, silent

@@ -42,14 +42,7 @@ from fpformat_tools.show.tree import (
 )
 from fpformat_tools.streams.lookup import find, unknown_text
 from fpformat_tools.streams.progress import bar
-from fpformat_tools.text import (
-    count_text,
-    nbytes_text,
-    path_text,
-    plain,
-    shape_text,
-    shown,
-)
+from fpformat_tools.text import count_text, nbytes_text, path_text, plain, shape_text, shown
 
 COMMAND = "fpinspect"
 _EPILOG = """\
@@ -79,9 +72,7 @@ _TEXT_LIMIT = 10_000
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = new_parser(
-        COMMAND,
-        description="Show what is in a checkpoint of fpformat.",
-        epilog=_EPILOG,
+        COMMAND, description="Show what is in a checkpoint of fpformat.", epilog=_EPILOG
     )
     parser.add_argument("path", metavar="DIR", help="directory of the checkpoint")
     parser.add_argument(

@@ -46,9 +46,7 @@ _VERDICTS = {
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = new_parser(
-        COMMAND,
-        description="Check every byte of checkpoints of fpformat.",
-        epilog=_EPILOG,
+        COMMAND, description="Check every byte of checkpoints of fpformat.", epilog=_EPILOG
     )
     parser.add_argument("paths", metavar="DIR", nargs="+", help="directory of a checkpoint")
     parser.add_argument("--json", action="store_true", help="the report as JSON, a list of several")
