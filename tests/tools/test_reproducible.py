@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import fpformat
 from fpformat_io.torch import save
 from fpformat_tools.convert import conversion as converting
-from fpformat_tools.formats.fpformat.write import SaveId
+from fpformat_tools.formats.interface import SaveId
 from fpformat_tools.streams.progress import silent
 
 PLAIN = ["out", "--reproducible"]

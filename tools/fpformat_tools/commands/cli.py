@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TextIO
 
 import fpformat
@@ -79,6 +80,16 @@ def show(lines: Iterable[str], stream: TextIO | None = None) -> None:
 def say(command: str, text: str) -> None:
     """Write a line of talk to standard error."""
     show([f"{command}: {text}"], sys.stderr)
+
+
+def new_parser(command: str, *, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser whose help shows the epilog as it is."""
+    return argparse.ArgumentParser(
+        prog=command,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -189,3 +200,31 @@ def run(command: str, body: Callable[[], int], *, report: Callable[[Any], None] 
     except Exception as error:
         say(command, f"internal error, please report it: {type(error).__name__}: {error}")
         return BUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command, from the words that were typed to the exit code.
+
+    Attributes:
+        name: For messages.
+        parser: Makes the parser of its command line, which has an option ``--json``.
+        body: Does what the arguments ask for and returns the exit code.
+    """
+
+    name: str
+    parser: Callable[[], argparse.ArgumentParser]
+    body: Callable[[argparse.Namespace], int]
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command.
+
+        Args:
+            argv: Arguments without the program's name; those of the process by default.
+
+        Returns:
+            The exit code.
+        """
+        arguments = parse(self.parser(), argv)
+        report = dump_json if arguments.json else None
+        return run(self.name, lambda: self.body(arguments), report=report)

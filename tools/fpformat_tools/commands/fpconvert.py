@@ -3,43 +3,33 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+import textwrap
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fpformat_tools.commands.cli import (
     OK,
     SHOWN_LINES,
+    Command,
     dump_json,
     name_argument,
-    parse,
-    run,
+    new_parser,
     say,
     show,
 )
-from fpformat_tools.convert.conversion import (
-    FORMATS,
-    KIND_TEXT,
-    Numpy,
-    Report,
-    Request,
-    Unsupported,
-    convert,
-)
-from fpformat_tools.formats.fpformat.write import SaveId
+from fpformat_tools.convert.conversion import Numpy, Report, Request, Unsupported, convert
+from fpformat_tools.formats import registry
+from fpformat_tools.formats.interface import SaveId
 from fpformat_tools.streams.progress import Progress, bar, silent
 from fpformat_tools.text import count_text, nbytes_text, shown
 
 COMMAND = "fpconvert"
 _EPILOG = """\
 inputs, told apart by content:
-  a safetensors file; a directory with *.safetensors.index.json, or that index;
-  a file of torch.save (zip or legacy, never executed); a checkpoint of fpformat
+{inputs}
 
 outputs, by --to or the ending of DST:
-  fpformat     a directory (no ending, .fpformat, .fp)
-  safetensors  one file (.safetensors), or with --to a directory as on the Hub
-  torch        a file for torch.load(weights_only=True) (.pt .pth .bin .ckpt)
+{outputs}
 
 examples:
   fpconvert model.safetensors model.fpformat
@@ -68,6 +58,7 @@ same source, same bytes:
 
 exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted
 """
+_HELP_WIDTH = 80
 _LEFT_OUT_LIMIT = 5
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -85,17 +76,28 @@ def parse_nbytes(text: str) -> int:
     return nbytes
 
 
+def _epilog() -> str:
+    inputs = "; ".join(each.help for each in registry.FORMATS if each.kinds)
+    outputs = (f"  {name:<11}  {output.help}" for name, output in registry.outputs().items())
+    return _EPILOG.format(
+        inputs=textwrap.fill(
+            inputs, _HELP_WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        ),
+        outputs="\n".join(outputs),
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
-        description="Convert a checkpoint between fpformat, safetensors and torch files.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    *others, last = names = list(registry.outputs())
+    parser = new_parser(
+        COMMAND,
+        description=f"Convert a checkpoint between {', '.join(others)} and {last} files.",
+        epilog=_epilog(),
     )
     parser.add_argument("source", metavar="SRC", type=Path, help="file or directory to read")
     parser.add_argument("target", metavar="DST", type=Path, help="what to create")
-    parser.add_argument("--to", choices=FORMATS, help="format of DST")
+    parser.add_argument("--to", choices=names, help="format of DST")
     parser.add_argument(
         "--key", metavar="K", type=name_argument, help="convert only this part, such as model"
     )
@@ -126,7 +128,9 @@ def summary(report: Report, request: Request) -> str:
     rate = nbytes_text(int(report.data_nbytes / max(report.seconds, 1e-9)))
     speed = f" ({rate}/s)" if report.data_nbytes else ""
     tensors = f"{count_text(report.tensor_count, 'tensor')}, {nbytes_text(report.data_nbytes)}"
-    place = f"{request.target}: {tensors} from {KIND_TEXT[report.kind]} to {report.to}"
+    place = (
+        f"{request.target}: {tensors} from {registry.kind_named(report.kind).title} to {report.to}"
+    )
     name = f", id {report.written.checkpoint_id}" if report.written.checkpoint_id else ""
     return f"{place} in {report.seconds:.2f} s{speed}{name}"
 
@@ -190,18 +194,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: Arguments without the program's name; those of the process by default.
-
-    Returns:
-        The exit code.
-    """
-    arguments = parse(parser(), argv)
-    report = dump_json if arguments.json else None
-    return run(COMMAND, lambda: _convert(arguments), report=report)
+main = Command(name=COMMAND, parser=parser, body=_convert).main
 
 
 if __name__ == "__main__":

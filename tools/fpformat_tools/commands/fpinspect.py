@@ -13,7 +13,15 @@ from fpformat.read.trees import StateTree
 from fpformat.records.model import TensorKey, View
 from fpformat.records.nodes import ArrayRef, Node, ParameterRef, Reference, TensorRef, children_of
 from fpformat_tools.commands import fpinspect_gc
-from fpformat_tools.commands.cli import OK, dump_json, name_argument, parse, run, shortened, show
+from fpformat_tools.commands.cli import (
+    OK,
+    Command,
+    dump_json,
+    name_argument,
+    new_parser,
+    shortened,
+    show,
+)
 from fpformat_tools.errors import SourceError, UsageError
 from fpformat_tools.formats.directories import with_hint
 from fpformat_tools.show.inspection import (
@@ -34,14 +42,7 @@ from fpformat_tools.show.tree import (
 )
 from fpformat_tools.streams.lookup import find, unknown_text
 from fpformat_tools.streams.progress import bar
-from fpformat_tools.text import (
-    count_text,
-    nbytes_text,
-    path_text,
-    plain,
-    shape_text,
-    shown,
-)
+from fpformat_tools.text import count_text, nbytes_text, path_text, plain, shape_text, shown
 
 COMMAND = "fpinspect"
 _EPILOG = """\
@@ -70,11 +71,8 @@ _TEXT_LIMIT = 10_000
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
-        description="Show what is in a checkpoint of fpformat.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        COMMAND, description="Show what is in a checkpoint of fpformat.", epilog=_EPILOG
     )
     parser.add_argument("path", metavar="DIR", help="directory of the checkpoint")
     parser.add_argument(
@@ -386,21 +384,15 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return OK
 
 
+_SHOW = Command(name=COMMAND, parser=parser, body=_inspect)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: Arguments without the program's name; those of the process by default.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command, or the one that its first word names; see `Command.main`."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["gc"]:
         return fpinspect_gc.main(words[1:])
-    arguments = parse(parser(), words)
-    report = dump_json if arguments.json else None
-    return run(COMMAND, lambda: _inspect(arguments), report=report)
+    return _SHOW.main(words)
 
 
 if __name__ == "__main__":

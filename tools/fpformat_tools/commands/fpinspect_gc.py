@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fpformat_tools.commands.cli import FAILED, OK, dump_json, parse, run, say, show
+from fpformat_tools.commands.cli import FAILED, OK, Command, dump_json, new_parser, say, show
 from fpformat_tools.errors import SourceError
 from fpformat_tools.streams.leftovers import Leftover, collect, find
 from fpformat_tools.text import count_text, nbytes_text
@@ -26,11 +26,10 @@ exit codes: 0 done, 1 the directory cannot be read or something cannot be remove
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
+    parser = new_parser(
+        COMMAND,
         description="Remove what saves and conversions that died left in a directory.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", type=Path, help="directory of checkpoints")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be removed")
@@ -87,8 +86,4 @@ def _collect(arguments: argparse.Namespace) -> int:
     return FAILED if problems else OK
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; see `fpformat_tools.commands.fpinspect.main`."""
-    arguments = parse(parser(), argv)
-    report = dump_json if arguments.json else None
-    return run(COMMAND, lambda: _collect(arguments), report=report)
+main = Command(name=COMMAND, parser=parser, body=_collect).main

@@ -12,7 +12,7 @@ from typing import Any
 from fpformat.errors import Problem
 from fpformat.names import MANIFEST_NAME, segment_name
 from fpformat.read.verify import VerifyReport, verify_checkpoint
-from fpformat_tools.commands.cli import FAILED, OK, dump_json, parse, run, show
+from fpformat_tools.commands.cli import FAILED, OK, Command, dump_json, new_parser, show
 from fpformat_tools.formats.directories import hint_of
 from fpformat_tools.show.damage import Damage, assess, segment_of
 from fpformat_tools.streams.progress import bar
@@ -45,11 +45,8 @@ _VERDICTS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
-        description="Check every byte of checkpoints of fpformat.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = new_parser(
+        COMMAND, description="Check every byte of checkpoints of fpformat.", epilog=_EPILOG
     )
     parser.add_argument("paths", metavar="DIR", nargs="+", help="directory of a checkpoint")
     parser.add_argument("--json", action="store_true", help="the report as JSON, a list of several")
@@ -299,18 +296,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     return code
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: Arguments without the program's name; those of the process by default.
-
-    Returns:
-        The exit code.
-    """
-    arguments = parse(parser(), argv)
-    report = dump_json if arguments.json else None
-    return run(COMMAND, lambda: _verify(arguments), report=report)
+main = Command(name=COMMAND, parser=parser, body=_verify).main
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Conversion of a checkpoint: what goes in, what comes out, what is refused on the way."""
+"""Conversion of a checkpoint: what goes in, what comes out, what is refused on the way.
+
+No format is named here; the table of formats says what each can do.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,66 +9,18 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final, Literal
 
 from fpformat.names import Path as StatePath
-from fpformat.records.nodes import (
-    ArrayRef,
-    Node,
-    NumpyScalar,
-    children_of,
-    walk_leaves,
-    walk_tensors,
-)
+from fpformat.records.nodes import Node, children_of, walk_leaves, walk_tensors
 from fpformat_tools.errors import SourceError, TargetError, UsageError
-from fpformat_tools.formats.detect import Kind, find_source
-from fpformat_tools.formats.fpformat.read import open_fpformat
-from fpformat_tools.formats.fpformat.reproducible import source_date_us
-from fpformat_tools.formats.fpformat.write import SaveId, Written, write_fpformat
-from fpformat_tools.formats.safetensors import read as safetensors_input
-from fpformat_tools.formats.safetensors import write as safetensors_output
-from fpformat_tools.formats.safetensors.flat_names import others_of
-from fpformat_tools.formats.torch.pickled import reason_to_refuse
-from fpformat_tools.formats.torch.read import open_legacy, open_zip
-from fpformat_tools.formats.torch.write import write_torch
+from fpformat_tools.formats import registry
+from fpformat_tools.formats.detect import find_source
+from fpformat_tools.formats.interface import Output, Problems, SaveId, Target, Written
 from fpformat_tools.streams.output import refuse_existing
 from fpformat_tools.streams.progress import Progress
 from fpformat_tools.streams.state import State
-from fpformat_tools.streams.trees import numpy_as_plain, prune, select
+from fpformat_tools.streams.trees import numpy_as_plain, select
 from fpformat_tools.text import count_text, path_text, verb_text
-
-Format = Literal["fpformat", "safetensors", "torch"]
-FORMATS: Final[tuple[Format, ...]] = ("fpformat", "safetensors", "torch")
-ENDINGS: Final[dict[str, Format]] = {
-    ".safetensors": "safetensors",
-    ".pt": "torch",
-    ".pth": "torch",
-    ".bin": "torch",
-    ".ckpt": "torch",
-    ".fpformat": "fpformat",
-    ".fp": "fpformat",
-}
-KIND_TEXT: Final[dict[Kind, str]] = {
-    "fpformat": "fpformat",
-    "safetensors": "safetensors",
-    "index": "a safetensors directory",
-    "torch_zip": "a torch file",
-    "torch_legacy": "a legacy torch file",
-}
-_OPENERS: Final[dict[Kind, Callable[[Path, ExitStack], State]]] = {
-    "fpformat": open_fpformat,
-    "safetensors": safetensors_input.open_file,
-    "index": safetensors_input.open_index,
-    "torch_zip": open_zip,
-    "torch_legacy": open_legacy,
-}
-# Values of numpy in the way of an output that would not be, were they made plain.
-_NUMPY: Final[dict[Format, tuple[type, ...]]] = {
-    "fpformat": (),
-    "safetensors": (ArrayRef,),
-    "torch": (ArrayRef, NumpyScalar),
-}
-DEFAULT_SHARD_NBYTES: Final = 5_000_000_000
 
 
 class Numpy(Enum):
@@ -89,13 +44,13 @@ class Request:
     Attributes:
         to: Format of the output; None takes it from the ending of `target`.
         key: Part of the state to convert; None for all of it.
-        max_shard_nbytes: Limit of a file in a safetensors directory; None for the default.
-        save_id: Where the save id of a checkpoint of fpformat comes from.
+        max_shard_nbytes: Limit of a file where the output has several; None for the default.
+        save_id: Where the save id comes from, where the output has one.
     """
 
     source: Path
     target: Path
-    to: Format | None = None
+    to: str | None = None
     key: str | None = None
     max_shard_nbytes: int | None = None
     unsupported: Unsupported = Unsupported.REFUSE
@@ -108,13 +63,15 @@ class Report:
     """What a conversion did.
 
     Attributes:
+        kind: Name of the kind of input.
+        to: Name of the format of the output.
         data_nbytes: Logical bytes of all tensors.
         skipped: What was left out because the request allowed it.
         left_out: Names of the input that ``--key`` left out.
     """
 
-    kind: Kind
-    to: Format
+    kind: str
+    to: str
     tensor_count: int
     data_nbytes: int
     written: Written
@@ -128,36 +85,32 @@ ShowProgress = Callable[[int], AbstractContextManager[Progress]]
 """Takes the number of bytes to come; gives what to call with each number of bytes moved."""
 
 
-def target_format(request: Request) -> Format:
-    """Return the format of the output; a name without an ending is a checkpoint of fpformat.
+def target_format(request: Request) -> str:
+    """Return the name of the format of the output.
 
     Raises:
-        UsageError: Neither asked for nor told by the ending.
+        UsageError: Neither asked for nor told by the ending; or it has no use for an option.
     """
-    known = request.to or ENDINGS.get(request.target.suffix.lower())
-    if known is None and not request.target.suffix:
-        known = "fpformat"
+    outputs = registry.outputs()
+    named = {ending: name for name, output in outputs.items() for ending in output.endings}
+    known = request.to or named.get(request.target.suffix.lower())
     if known is None:
-        choices = ", ".join(FORMATS)
+        choices = ", ".join(outputs)
         raise UsageError(f"{request.target}: its ending names no format; give --to ({choices})")
-    if request.max_shard_nbytes is not None and (
-        known != "safetensors" or request.target.suffix == ".safetensors"
-    ):
-        raise UsageError("--max-shard-size is for a safetensors directory: name one as DST")
+    if request.max_shard_nbytes is not None and not outputs[known].is_sharded(request.target):
+        sharded = " or ".join(output.sharded for output in outputs.values() if output.sharded)
+        raise UsageError(f"--max-shard-size is for {sharded}: name one as DST")
     return known
-
-
-Problems = list[tuple[StatePath, str]]
 
 
 def _lines(problems: Problems) -> list[str]:
     return [f"{path_text(path)}: {reason}" for path, reason in problems]
 
 
-def _skipped(problems: Problems, to: Format) -> list[str]:
+def _skipped(problems: Problems, output: Output) -> list[str]:
     """Return the lines of what was left out; in a list or a tuple None stands in its place."""
     lines = _lines(problems)
-    if to == "safetensors":
+    if output.is_flat:
         return lines
     return [
         f"{line}; None stands in its place" if path and path[-1][0] == "index" else line
@@ -169,7 +122,7 @@ def _them(number: int) -> str:
     return verb_text(number, "it", "them")
 
 
-def _refuse_or_skip(state: State, to: Format, request: Request, path: StatePath) -> list[str]:
+def _refuse_or_skip(state: State, output: Output, request: Request, path: StatePath) -> list[str]:
     """Return what of the input was left out; refuse it unless that was allowed."""
     problems = [(place, why) for place, why in state.problems if place[: len(path)] == path]
     number = len(problems) + len(state.beside)
@@ -182,54 +135,24 @@ def _refuse_or_skip(state: State, to: Format, request: Request, path: StatePath)
         hint = f"--skip-unsupported leaves {_them(number)} out"
         lines = [*_lines(problems), *state.beside]
         raise SourceError("unsupported", state.where, f"{text}; {hint}", lines)
-    return [*_skipped(problems, to), *state.beside]
+    return [*_skipped(problems, output), *state.beside]
 
 
-def _fit(state: State, to: Format, request: Request) -> list[str]:
+def _fit(state: State, to: str, output: Output, request: Request) -> list[str]:
     """Return what the output cannot hold, taken out of the state; refuse unless allowed.
 
     spec: CNV-2, CNV-20, CNV-25
     """
-    lines: list[str] = []
-    skipped: list[str] = []
-    has_numpy = any(isinstance(leaf, _NUMPY[to]) for _, leaf in walk_leaves(state.node))
-    if to == "safetensors":
-        others = others_of(state)
-        lines = skipped = others.values
-        if others.attributes:
-            text = "attributes of ordered dictionaries are not kept in safetensors"
-            state.warnings.append(f"{state.where}: {text}: {', '.join(others.attributes)}")
-    elif to == "torch":
-        state.node, problems = prune(state.node, reason_to_refuse)
-        lines, skipped = _lines(problems), _skipped(problems, to)
-    if lines and request.unsupported is Unsupported.REFUSE:
-        number = len(lines)
-        what = "tensors only" if to == "safetensors" else "what weights_only accepts"
+    has_numpy = any(isinstance(leaf, output.numpy) for _, leaf in walk_leaves(state.node))
+    problems = output.fit(state)
+    if problems and request.unsupported is Unsupported.REFUSE:
+        number = len(problems)
         others_text = f"{count_text(number, 'other value')} {verb_text(number, 'is', 'are')}"
         hint = "--numpy-to-tensor makes tensors of numpy arrays, " if has_numpy else ""
         hint += f"--key selects a part, --skip-unsupported leaves {_them(number)} out"
-        detail = f"{to} holds {what}; {others_text} in the way; {hint}"
-        raise TargetError("unsupported", state.where, detail, lines)
-    return skipped
-
-
-def _write(state: State, to: Format, request: Request, progress: Progress) -> Written:
-    if to == "fpformat":
-        return write_fpformat(
-            state,
-            request.target,
-            progress=progress,
-            save_id=request.save_id,
-            created_us=source_date_us(),
-        )
-    if to == "torch":
-        return write_torch(state, request.target, progress=progress)
-    if request.target.suffix == ".safetensors":
-        return safetensors_output.write_safetensors(state, request.target, progress=progress)
-    limit = request.max_shard_nbytes or DEFAULT_SHARD_NBYTES
-    return safetensors_output.write_directory(
-        state, request.target, limit_nbytes=limit, progress=progress
-    )
+        detail = f"{to} holds {output.holds}; {others_text} in the way; {hint}"
+        raise TargetError("unsupported", state.where, detail, _lines(problems))
+    return _skipped(problems, output)
 
 
 def _select(state: State, request: Request) -> tuple[StatePath, tuple[str, ...]]:
@@ -264,24 +187,22 @@ def convert(request: Request, *, show_progress: ShowProgress) -> Report:
     refuse_existing(request.target)
     kind, place = find_source(request.source)
     to = target_format(request)
-    if to == "fpformat":
-        source_date_us()  # A wrong time is refused before anything is read.
+    output = registry.outputs()[to]
+    target = Target(
+        path=request.target, max_shard_nbytes=request.max_shard_nbytes, save_id=request.save_id
+    )
+    output.check(target)
     with ExitStack() as stack:
-        state = _OPENERS[kind](place, stack)
+        state = registry.kind_named(kind).open(place, stack)
         path, left_out = _select(state, request)
         if request.numpy is Numpy.CONVERT:
             state.node = numpy_as_plain(state.node)
-        skipped = _refuse_or_skip(state, to, request, path)
-        skipped += _fit(state, to, request)
-        tensors = [
-            state.tensors[ref.index]
-            for _, ref in walk_tensors(state.node)
-            if to != "safetensors" or not isinstance(ref, ArrayRef)
-        ]
+        skipped = _refuse_or_skip(state, output, request, path)
+        skipped += _fit(state, to, output, request)
+        tensors = [state.tensors[ref.index] for _, ref in walk_tensors(state.node)]
         nbytes = sum(tensor.nbytes for tensor in tensors)
-        readings = 2 if to == "fpformat" and request.save_id is SaveId.CONTENT else 1
-        with show_progress(readings * nbytes) as progress:
-            written = _write(state, to, request, progress)
+        with show_progress(output.readings(target) * nbytes) as progress:
+            written = output.write(state, target, progress)
     return Report(
         kind=kind,
         to=to,

@@ -3,7 +3,6 @@
 What shares what is decided by `fpformat.rules.ties`, by the same rules as for live memory.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fpformat.names import name_of
@@ -12,19 +11,15 @@ from fpformat.records.nodes import walk_tensors
 from fpformat.rules.ties import Footprint, HiddenBase, find_ties
 from fpformat_tools.streams.gather import TensorSource, source_of
 from fpformat_tools.streams.state import State, Tensor
+from fpformat_tools.text import listed
 
 
 @dataclass(slots=True, kw_only=True)
 class Shared:
-    """Entries and where their bytes come from.
-
-    Attributes:
-        untied: Names that shared bytes and will not any more.
-    """
+    """Entries and where their bytes come from."""
 
     entries: list[TensorEntry] = field(default_factory=list)
     sources: dict[TensorKey, TensorSource] = field(default_factory=dict)
-    untied: Sequence[str] = ()
 
 
 def named_tensors(state: State) -> list[tuple[str, Tensor]]:
@@ -50,12 +45,15 @@ def footprint(state: State, name: str, tensor: Tensor) -> Footprint:
 
 
 def share(state: State) -> Shared:
-    """Return the entries that store a state with its ties."""
+    """Return the entries that store a state with its ties; warn of ties that are lost."""
     named = dict(named_tensors(state))
     ties = find_ties(
         footprint(state, name, tensor) for name, tensor in named.items() if not tensor.is_empty
     )
-    shared = Shared(untied=ties.untied)
+    if ties.untied:
+        text = "shared bytes that lie too far apart are stored separately"
+        state.warnings.append(f"{state.where}: {text}: {listed(ties.untied)}")
+    shared = Shared()
     for name, tensor in named.items():
         alias = ties.aliases.get(name)
         shared.entries.append(

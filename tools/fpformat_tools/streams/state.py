@@ -8,12 +8,15 @@ here: storages are read while the output is written.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import Final, Protocol
 
 from fpformat.dtypes import DType
 from fpformat.names import Path
 from fpformat.records.layout import c_strides
 from fpformat.records.nodes import Node
+
+PYTORCH: Final = "pt"
+"""What safetensors calls torch."""
 
 
 class Storage(Protocol):
@@ -82,7 +85,7 @@ class State:
         node: The tree; its references count through `tensors`.
         user: Strings that belong to the state as a whole.
         step: Training step, if known.
-        framework: What the format of the input belongs to, as safetensors names it (``pt``).
+        framework: What the format of the input belongs to, as safetensors names it (`PYTORCH`).
         warnings: What was tolerated or changed on the way in.
         problems: Values of the input that have no form and are not in the tree: path and reason.
         beside: What the input holds beside this state, such as states of other ranks.

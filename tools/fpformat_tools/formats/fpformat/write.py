@@ -2,8 +2,6 @@
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from fpformat.errors import SaveError
@@ -13,38 +11,21 @@ from fpformat.records.model import ObjectEntry, SavePlan, ShardKey, ShardSource
 from fpformat.records.nodes import walk_tensors
 from fpformat.records.tree import dump_tree
 from fpformat.write.writer import WriteReport, write_checkpoint
-from fpformat_tools.formats.fpformat.reproducible import SteadySource, content_save_id, is_taken
+from fpformat_tools.formats.fpformat.reproducible import (
+    SteadySource,
+    content_save_id,
+    is_taken,
+    source_date_us,
+)
+from fpformat_tools.formats.interface import SaveId, Target, Written
 from fpformat_tools.streams.gather import TensorSource
 from fpformat_tools.streams.output import check_space, refuse_existing
 from fpformat_tools.streams.progress import Progress, silent
 from fpformat_tools.streams.sharing import share
 from fpformat_tools.streams.state import State
 from fpformat_tools.streams.trees import renumber
-from fpformat_tools.text import listed
 
 OBJECT_TREE = 1
-
-
-class SaveId(Enum):
-    """Where the save id of a checkpoint comes from."""
-
-    RANDOM = "random"
-    CONTENT = "content"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What an output amounts to.
-
-    Attributes:
-        paths: Every file or directory that appeared.
-        nbytes: Size of all files.
-        checkpoint_id: Of a checkpoint, else None.
-    """
-
-    paths: tuple[Path, ...]
-    nbytes: int
-    checkpoint_id: str | None = None
 
 
 class _Metered:
@@ -60,35 +41,25 @@ class _Metered:
         return part
 
 
-def write_fpformat(
-    state: State,
-    target: Path,
-    *,
-    progress: Progress,
-    save_id: SaveId = SaveId.RANDOM,
-    created_us: int | None = None,
-) -> Written:
+def write_fpformat(state: State, target: Target, progress: Progress) -> Written:
     """Write a state as a checkpoint, its ties kept and its bytes streamed.
+
+    The time in the manifest is the one that the environment asks for, else now.
 
     Args:
         state: What to write.
-        target: The directory to create.
+        target: The directory to create, and where the save id comes from.
         progress: Called with the number of bytes just read; twice for each where the save id is
             taken from the content.
-        save_id: Where the save id comes from.
-        created_us: Time for the manifest in microseconds since 1970; now by default.
 
     Raises:
-        PlanError: The state cannot be stored, or `target` exists.
+        UsageError: The environment asks for a time that makes no sense.
+        PlanError: The state cannot be stored, or the target exists.
         SaveError: The system refused to write.
     """
-    refuse_existing(target)
+    refuse_existing(target.path)
+    created_us = source_date_us()
     shared = share(state)
-    if shared.untied:
-        state.warnings.append(
-            f"{state.where}: shared bytes that lie too far apart are stored separately: "
-            f"{listed(shared.untied)}"
-        )
     ordered = sorted(shared.entries, key=sort_key)
     numbers = {entry.name: position for position, entry in enumerate(ordered)}
     names = iter([name_of(path) for path, _ in walk_tensors(state.node)])
@@ -99,21 +70,21 @@ def write_fpformat(
         (key, None): _Metered(source, progress) for key, source in shared.sources.items()
     }
     needed = sum(part.nbytes for segment in plan.segments for part in segment.parts)
-    check_space(target, nbytes=needed + len(tree.payload))
-    if save_id is SaveId.RANDOM:
-        report = write_checkpoint(target, plan, sources, created_us=created_us)
+    check_space(target.path, nbytes=needed + len(tree.payload))
+    if target.save_id is SaveId.RANDOM:
+        report = write_checkpoint(target.path, plan, sources, created_us=created_us)
     else:
         nbytes = {entry.key: entry.nbytes for entry in ordered}
         steady = {
             key: SteadySource(source, nbytes=nbytes[key[0]], where=f"{state.where}: {key[0][0]!r}")
             for key, source in sources.items()
         }
-        report = _write_again(target, plan, steady, created_us=created_us or 0)
+        report = _write_again(target.path, plan, steady, created_us=created_us or 0)
     state.warnings += report.warnings
     state.warnings += [
         f"removed {path}, which a writer that died left behind" for path in report.removed
     ]
-    return Written(paths=(target,), nbytes=report.nbytes, checkpoint_id=report.checkpoint_id)
+    return Written(paths=(target.path,), nbytes=report.nbytes, checkpoint_id=report.checkpoint_id)
 
 
 def _write_again(

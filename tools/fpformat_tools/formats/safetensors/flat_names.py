@@ -11,6 +11,7 @@ from typing import Final
 from fpformat.names import Path
 from fpformat.records.nodes import Node, ParameterRef, TensorRef, children_of, walk_leaves
 from fpformat_tools.errors import TargetError
+from fpformat_tools.formats.interface import Problems
 from fpformat_tools.formats.safetensors.header import METADATA_NAME
 from fpformat_tools.streams.state import State, Tensor
 from fpformat_tools.text import count_text, kind_text, path_text, shown
@@ -22,14 +23,14 @@ _MODULE_VERSIONS: Final = ("attr", "_metadata")
 
 @dataclass(slots=True, kw_only=True)
 class Others:
-    """What a state holds beside tensors, one line each.
+    """What a state holds beside tensors.
 
     Attributes:
-        values: Values and containers of values; tensors lie in none of them.
+        values: Values and containers of values, with what they are; tensors lie in none of them.
         attributes: Attributes of ordered dictionaries, but not torch's versions of modules.
     """
 
-    values: list[str] = field(default_factory=list)
+    values: Problems = field(default_factory=list)
     attributes: list[str] = field(default_factory=list)
 
 
@@ -50,7 +51,7 @@ def others_of(state: State) -> Others:
         if path and path[-1][0] == "attr":
             others.attributes.append(path_text(path))
         else:
-            others.values.append(f"{path_text(path)}: {_described(node)}")
+            others.values.append((path, _described(node)))
     return others
 
 

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 from fpformat_tools.errors import SourceError
-from fpformat_tools.formats.detect import MAX_INDEX_NBYTES
 from fpformat_tools.formats.safetensors.file import SafetensorsFile, open_safetensors
 from fpformat_tools.formats.safetensors.header import HeaderEntry
 from fpformat_tools.streams.ranges import Input
 from fpformat_tools.text import count_text, listed, shown, verb_text
+
+MAX_INDEX_NBYTES: Final = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ Where there is metadata at all it has the key ``format``, as transformers refuse
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fpformat_tools.errors import TargetError
-from fpformat_tools.formats.fpformat.write import Written
+from fpformat_tools.formats.interface import Target, Written
 from fpformat_tools.formats.safetensors.flat_names import flat_tensors
 from fpformat_tools.formats.safetensors.header import (
     DTYPE_ORDER,
@@ -23,7 +24,6 @@ from fpformat_tools.formats.safetensors.header import (
     METADATA_NAME,
     THEIRS,
 )
-from fpformat_tools.formats.torch.read import TORCH_FRAMEWORK
 from fpformat_tools.streams.gather import check_size, source_of
 from fpformat_tools.streams.output import (
     OutputFile,
@@ -35,12 +35,13 @@ from fpformat_tools.streams.output import (
 from fpformat_tools.streams.progress import Progress
 from fpformat_tools.streams.ranges import steps
 from fpformat_tools.streams.sharing import footprint
-from fpformat_tools.streams.state import State, Tensor
+from fpformat_tools.streams.state import PYTORCH, State, Tensor
 from fpformat_tools.text import listed, shown
 
 ALIASES_KEY: Final = "fpformat.aliases"
 STEP_KEY: Final = "fpformat.step"
 FORMAT_KEY: Final = "format"
+DEFAULT_SHARD_NBYTES: Final = 5_000_000_000
 _RANK: Final = {name: rank for rank, name in enumerate(DTYPE_ORDER)}
 
 
@@ -142,7 +143,7 @@ def _plan_file(
     if ties:
         strings[ALIASES_KEY] = json.dumps(ties, ensure_ascii=False, sort_keys=True)
     if strings:
-        strings.setdefault(FORMAT_KEY, TORCH_FRAMEWORK)
+        strings.setdefault(FORMAT_KEY, PYTORCH)
     header = dump_header(ordered, strings)
     if len(header) - 8 > MAX_HEADER_NBYTES:
         detail = f"its header would have {len(header) - 8:,} bytes; the limit is 100,000,000"
@@ -193,58 +194,64 @@ def _prepare(state: State) -> tuple[dict[str, Tensor], dict[str, str], dict[str,
     return tensors, metadata, _tie(state, tensors)
 
 
-def _room(plans: Iterable[FilePlan]) -> int:
-    return sum(plan.nbytes for plan in plans)
+def is_directory(path: Path) -> bool:
+    """Whether the output at a path is a directory; one file has the ending of such."""
+    return path.suffix != ".safetensors"
 
 
-def write_safetensors(state: State, target: Path, *, progress: Progress) -> Written:
-    """Write the tensors of a state as one safetensors file.
-
-    Raises:
-        TargetError: safetensors cannot hold it, or the system refused to write.
-    """
-    refuse_existing(target)
-    tensors, metadata, ties = _prepare(state)
-    plan = _plan_file(target.name, tensors, metadata, ties)
-    check_space(target, nbytes=plan.nbytes)
-    with new_file(target, warn=state.warnings.append) as output:
-        _write_file(output, state, plan, progress)
-    return Written(paths=(target,), nbytes=plan.nbytes)
-
-
-def write_directory(
-    state: State, target: Path, *, limit_nbytes: int, progress: Progress
-) -> Written:
-    """Write the tensors of a state as a directory with the Hub's names.
-
-    A model within the limit is one ``model.safetensors``; a larger one has an index.
+def write_safetensors(state: State, target: Target, progress: Progress) -> Written:
+    """Write the tensors of a state as one file, or as a directory with the Hub's names.
 
     Raises:
         TargetError: safetensors cannot hold it, or the system refused to write.
     """
-    refuse_existing(target)
+    refuse_existing(target.path)
     tensors, metadata, ties = _prepare(state)
-    parts = split(tensors, limit_nbytes=limit_nbytes)
-    names = ["model.safetensors"]
-    if len(parts) > 1:
-        count = len(parts)
-        names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    if not is_directory(target.path):
+        plan = _plan_file(target.path.name, tensors, metadata, ties)
+        return _write_lone(state, target.path, plan, progress)
+    parts = split(tensors, limit_nbytes=target.max_shard_nbytes or DEFAULT_SHARD_NBYTES)
     plans = [
-        _plan_file(name, part, metadata, ties) for name, part in zip(names, parts, strict=True)
+        _plan_file(name, part, metadata, ties)
+        for name, part in zip(_shard_names(len(parts)), parts, strict=True)
     ]
-    check_space(target, nbytes=_room(plans))
-    with new_directory(target, warn=state.warnings.append) as folder:
+    return _write_directory(state, target.path, plans, progress)
+
+
+def _shard_names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+
+
+def _write_lone(state: State, path: Path, plan: FilePlan, progress: Progress) -> Written:
+    check_space(path, nbytes=plan.nbytes)
+    with new_file(path, warn=state.warnings.append) as output:
+        _write_file(output, state, plan, progress)
+    return Written(paths=(path,), nbytes=plan.nbytes)
+
+
+def _write_directory(
+    state: State, path: Path, plans: Sequence[FilePlan], progress: Progress
+) -> Written:
+    """Write a model in files; where there are several they have an index."""
+    nbytes = sum(plan.nbytes for plan in plans)
+    check_space(path, nbytes=nbytes)
+    with new_directory(path, warn=state.warnings.append) as folder:
         for plan in plans:
-            _write_new(folder / plan.name, state, plan, progress)
+            with _new_part(folder / plan.name) as output:
+                _write_file(output, state, plan, progress)
         if len(plans) > 1:
             _write_index(folder, plans)
-    return Written(paths=(target,), nbytes=_room(plans))
+    return Written(paths=(path,), nbytes=nbytes)
 
 
-def _write_new(path: Path, state: State, plan: FilePlan, progress: Progress) -> None:
+@contextmanager
+def _new_part(path: Path) -> Iterator[OutputFile]:
+    """Yield a file of a directory that is being written; it is synced when the block ends."""
     output = OutputFile(path)
     try:
-        _write_file(output, state, plan, progress)
+        yield output
         output.finish()
     finally:
         output.close()
@@ -254,10 +261,6 @@ def _write_index(folder: Path, plans: Sequence[FilePlan]) -> None:
     placed = {name: plan.name for plan in plans for name, _ in plan.tensors}
     total = sum(tensor.nbytes for plan in plans for _, tensor in plan.tensors)
     document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
-    output = OutputFile(folder / "model.safetensors.index.json")
-    try:
+    with _new_part(folder / "model.safetensors.index.json") as output:
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
         output.write(text.encode())
-        output.finish()
-    finally:
-        output.close()

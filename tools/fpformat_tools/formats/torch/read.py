@@ -22,10 +22,9 @@ from fpformat_tools.pickles.interpreter import (
 )
 from fpformat_tools.pickles.values import Global, Persistent
 from fpformat_tools.streams.ranges import Input, StoredRange
-from fpformat_tools.streams.state import State, Storage
+from fpformat_tools.streams.state import PYTORCH, State, Storage
 
 NOTES_NAME: Final = "fpformat.json"
-TORCH_FRAMEWORK: Final = "pt"
 MAX_INFLATED_NBYTES: Final = 64 * 1024 * 1024
 MAX_NOTES_NBYTES: Final = 16 * 1024 * 1024
 LEGACY_MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -41,7 +40,7 @@ def _read(value: Any, find: FindStorage, *, pickle_nbytes: int, where: str) -> S
         node=node,
         tensors=tensors.tensors,
         storages=tensors.storages,
-        framework=TORCH_FRAMEWORK,
+        framework=PYTORCH,
         warnings=tensors.warnings + objects.warnings,
         problems=objects.problems,
     )

@@ -11,12 +11,11 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Final
 
 from fpformat.records.layout import c_strides
 from fpformat.records.model import TensorEntry, TensorKey, View
-from fpformat_tools.formats.fpformat.write import Written
+from fpformat_tools.formats.interface import Target, Written
 from fpformat_tools.formats.torch.pickled import StoredTensor, TorchPickle
 from fpformat_tools.formats.torch.read import NOTES_NAME
 from fpformat_tools.formats.torch.types import STORAGE_OF_DTYPE
@@ -26,7 +25,6 @@ from fpformat_tools.streams.progress import Progress
 from fpformat_tools.streams.ranges import steps
 from fpformat_tools.streams.sharing import Shared, share
 from fpformat_tools.streams.state import State
-from fpformat_tools.text import listed
 
 _ROOT: Final = "archive"
 _ALIGN: Final = 64
@@ -129,22 +127,20 @@ def _write(
     archive.add("version", b"3\n")
 
 
-def write_torch(state: State, target: Path, *, progress: Progress) -> Written:
+def write_torch(state: State, target: Target, progress: Progress) -> Written:
     """Write a state as a torch file.
 
     Raises:
-        TargetError: The system refused to write, or `target` exists.
+        TargetError: The system refused to write, or the target exists.
     """
-    refuse_existing(target)
+    refuse_existing(target.path)
     shared = share(state)
-    if shared.untied:
-        text = "shared bytes that lie too far apart are stored separately"
-        state.warnings.append(f"{state.where}: {text}: {listed(shared.untied)}")
     stored, storages = _stored_tensors(shared)
     pickled = TorchPickle(stored).dump(state.node)
-    check_space(target, nbytes=len(pickled) + sum(owner.nbytes for owner in storages.values()))
+    needed = sum(owner.nbytes for owner in storages.values())
+    check_space(target.path, nbytes=len(pickled) + needed)
     with (
-        new_file(target, warn=state.warnings.append) as output,
+        new_file(target.path, warn=state.warnings.append) as output,
         os.fdopen(os.dup(output.descriptor), "w+b") as opened,
     ):
         archive = _Archive(opened)
@@ -157,4 +153,4 @@ def write_torch(state: State, target: Path, *, progress: Progress) -> Written:
             raise
         archive.close()
         nbytes = opened.tell()
-    return Written(paths=(target,), nbytes=nbytes)
+    return Written(paths=(target.path,), nbytes=nbytes)
