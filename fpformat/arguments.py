@@ -72,6 +72,15 @@ def checked_int(name: str, value: Any, *, least: int) -> int:
     return value
 
 
+def check_timeout(value: Any) -> None:
+    """Raise PlanError for what is no number of seconds to wait; None waits for ever."""
+    expected = "seconds, a number of at least 0, or None"
+    if value is not None and type(value) not in (int, float):
+        raise wrong("timeout", value, expected)
+    if value is not None and not value >= 0:
+        raise PlanError(f"timeout={value!r}: expected {expected}")
+
+
 def check_kind(name: str, value: Any, kinds: "type | UnionType", expected: str) -> None:
     """Raise PlanError for a value that is none of `kinds`."""
     if not isinstance(value, kinds):

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fpformat.arguments import check_timeout
+from fpformat.publish.latch import Latch
 from fpformat_io.errors import CancelledError
 
 
@@ -14,7 +16,7 @@ class SaveControl:
     """The line between one save and its caller; give a new one to each save."""
 
     def __init__(self) -> None:
-        self._staged = threading.Event()
+        self._staged = Latch()
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._stops: list[Callable[[], None]] = []
@@ -25,7 +27,12 @@ class SaveControl:
         return self._staged.is_set()
 
     def wait_staged(self, timeout: float | None = None) -> bool:
-        """Wait until the save reads no source any more; return whether that is so."""
+        """Wait until the save reads no source any more; return whether that is so.
+
+        Raises:
+            PlanError: The timeout makes no sense.
+        """
+        check_timeout(timeout)
         return self._staged.wait(timeout)
 
     def note_staged(self) -> None:

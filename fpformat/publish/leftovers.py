@@ -1,8 +1,8 @@
 """What writers that died left beside checkpoints, and its removal.
 
 A writer that lives holds a lock on what it creates (clause COM-2), so whatever can be locked is
-dead, but for the moment between creation and lock. Where a file system has no locks nobody can
-tell, and only what nothing changed for a day is taken for dead.
+dead, but for the moment between creation and lock. Where there are no locks, or the writer may be
+on another machine, nobody can tell, and only what nothing changed for a day is taken for dead.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from fpformat.names import MANIFEST_NAME
-from fpformat.publish.durability import lock
+from fpformat.publish.durability import is_local, lock
 
 _LEFT_BEHIND: Final = re.compile(r"\.fps-(trash-)?[0-9a-f]{32}")
 _SEGMENT: Final = re.compile(r"seg-\d{6,}\.fps")
@@ -66,7 +66,9 @@ def _is_dead(path: Path, descriptor: int, min_age_s: float) -> bool:
     # Since it was opened, others may have removed it and made another one of that name.
     if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
         return False
-    return has_locks or _age_s(_latest_change(descriptor)) >= STALE_UNLOCKED_AGE_S
+    return (has_locks and is_local(path)) or _age_s(
+        _latest_change(descriptor)
+    ) >= STALE_UNLOCKED_AGE_S
 
 
 def _age_s(mtime: float) -> float:

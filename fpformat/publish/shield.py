@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from fpformat.publish.latch import Latch
+
 T = TypeVar("T")
 
 
@@ -22,7 +24,7 @@ class _Task(Generic[T]):
         self._work = [work]
         self._result: list[T] = []
         self._error: BaseException | None = None
-        self.ended = threading.Event()
+        self.ended = Latch()
 
     def run(self) -> None:
         """Do the work, unless another thread took it."""
@@ -79,15 +81,17 @@ def run_whole(work: Callable[[], T], *, stop: Callable[[], None] = lambda: None)
     task = _Task(work)
     interrupt: BaseException | None = None
     is_started = False
-    while not task.ended.is_set():
+    while True:
         try:
+            if interrupt is not None:
+                stop()
             if not is_started:
                 _start(task)
                 is_started = True
             task.ended.wait()
+            break
         except BaseException as error:  # noqa: BLE001  raised below
             interrupt = error
-            stop()
     if interrupt is None:
         return task.outcome()
     try:

@@ -11,6 +11,7 @@ final name never shows a directory without a whole manifest; the parent's, so th
 A lock on the staging directory tells garbage collection that its writer lives.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from typing import Final, TypeVar
 from fpformat.errors import CommitOutcomeUnknownError, NotDurableError, PlanError, SaveError
 from fpformat.names import MANIFEST_NAME, segment_name, staging_name
 from fpformat.publish.durability import lock_own, make_directories, sync_directory, sync_names
+from fpformat.publish.latch import Latch
 from fpformat.publish.leftovers import collect
 from fpformat.publish.shield import run_whole
 
@@ -56,8 +58,15 @@ class Staging:
         removed: Directories of dead writers that were removed from beside it.
     """
 
-    def __init__(self, final: "str | os.PathLike[str]", save_id: bytes) -> None:
+    def __init__(
+        self, final: "str | os.PathLike[str]", save_id: bytes, *, stop: Latch | None = None
+    ) -> None:
         """Remove what dead writers left beside the final name, then create the directory there.
+
+        Args:
+            final: Where the checkpoint will stand; nothing may stand there.
+            save_id: 16 bytes that identify this attempt.
+            stop: Once it is set, nothing more is attempted.
 
         Raises:
             PlanError: Something stands at the final name already.
@@ -68,6 +77,7 @@ class Staging:
         self._state = State.OPEN
         self._ordinals: set[int] = set()
         self._process = os.getpid()
+        self._stop = Latch() if stop is None else stop
         self._descriptor = _NONE
         self.path = Path(final)  # for messages, until the next line
         self.final = self.attempt("finding its place", lambda: Path(os.path.abspath(final)))
@@ -75,7 +85,11 @@ class Staging:
         if self.attempt("looking at the name", lambda: _exists(self.final), path=self.final):
             raise PlanError(f"{self.final}: exists already; a checkpoint is never overwritten")
         self.attempt("creating the directory", self._make_parent, path=self.final.parent)
-        self.attempt("creating the staging directory", self._create)
+        try:
+            self.attempt("creating the staging directory", lambda: run_whole(self._create))
+        except BaseException:
+            self.abandon()
+            raise
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
@@ -91,20 +105,23 @@ class Staging:
         self.path.mkdir()
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            _HELD.add(self._descriptor)
-            lock_own(self._descriptor, self.path, self._warn)
-        except BaseException:
-            self.abandon()
+        except OSError:
+            self.path.rmdir()
             raise
+        _HELD.add(self._descriptor)
+        lock_own(self._descriptor, self.path, self._warn)
 
     def _close(self) -> None:
         if self._descriptor != _NONE:
-            _HELD.discard(self._descriptor)
-            os.close(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, _NONE
+            _HELD.discard(descriptor)
+            os.close(descriptor)
 
     def attempt(self, action: str, work: Callable[[], T], *, path: Path | None = None) -> T:
         """Run `work` and turn an `OSError` into a `SaveError` that names path and action."""
         try:
+            if self._stop.is_set():
+                raise InterruptedError(errno.EINTR, "the save was told to stop")
             return work()
         except OSError as error:
             raise SaveError(str(path or self.path), action, error) from error
@@ -128,7 +145,7 @@ class Staging:
         self._state = next_state(self._state, Event.SEAL)
 
     def _sync_names(self) -> None:
-        sync_names(self._descriptor, self.path, self._warn)
+        sync_names(self._descriptor, self.final.parent, self._warn)
 
     def publish(self, manifest: bytes) -> None:
         """Write the manifest and give the directory its final name: the commit.
@@ -194,13 +211,25 @@ class Staging:
         if self._state not in (State.OPEN, State.SEALED):
             return
         self._state = next_state(self._state, Event.ABANDON)
-        names = [MANIFEST_NAME, *map(segment_name, self._ordinals)]
-        for name in names:
+        if self._is_staged():
+            for name in (MANIFEST_NAME, *map(segment_name, self._ordinals)):
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=self._descriptor)
             with suppress(OSError):
-                os.unlink(name, dir_fd=self._descriptor)
-        with suppress(OSError):
-            os.rmdir(self.path)
+                os.rmdir(self.path)
         self._close()
+
+    def _is_staged(self) -> bool:
+        """Return whether the directory is certainly still the staging directory.
+
+        An interrupt can come between the rename and the note that it worked.
+        """
+        if self._descriptor == _NONE:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.lstat(self.path))
+        except OSError:
+            return False
 
 
 def _exists(path: Path) -> bool:

@@ -8,12 +8,15 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fpformat.arguments import checked_path
 from fpformat.errors import PlanError
 from fpformat.limits import SAVE_ID_NBYTES
 from fpformat.names import segment_name
+from fpformat.publish.latch import Latch
+from fpformat.publish.shield import run_whole
 from fpformat.publish.staging import Staging, write_all
 from fpformat.read.source import BytesSource
 from fpformat.records.checksum import crc32c, piece_checksums
@@ -117,11 +120,28 @@ def write_layout(
     save_id: bytes | None = None,
     created_us: int | None = None,
 ) -> WriteReport:
-    """Write and commit a save whose plan and arguments were checked; see `write_checkpoint`."""
+    """Write and commit a save whose plan and arguments were checked; see `write_checkpoint`.
+
+    An interrupt is raised when what was written is removed, or the commit that had begun is whole.
+    """
+    stop = Latch()
+    work = partial(_write, path, layout, sources, save_id=save_id, created_us=created_us, stop=stop)
+    return run_whole(work, stop=stop.set)
+
+
+def _write(
+    path: str,
+    layout: SaveLayout,
+    sources: Mapping[ShardKey, ShardSource],
+    *,
+    save_id: bytes | None,
+    created_us: int | None,
+    stop: Latch,
+) -> WriteReport:
     begin = time.perf_counter()
     save_id = os.urandom(SAVE_ID_NBYTES) if save_id is None else save_id
     created_us = time.time_ns() // 1000 if created_us is None else created_us
-    staging = Staging(path, save_id)
+    staging = Staging(path, save_id, stop=stop)
     try:
         records = [
             _write_segment(staging, segment, sources, save_id) for segment in layout.segments

@@ -60,9 +60,14 @@ def checked_keys(keys: Any) -> tuple[str, ...]:
     """
     if isinstance(keys, str):
         return (keys,)
-    if isinstance(keys, bytes) or not isinstance(keys, Iterable):
-        raise wrong("keys", keys, "names, that is an iterable of str")
-    names = tuple(keys)
+    expected = "names, that is an iterable of str"
+    if isinstance(keys, bytes):
+        raise wrong("keys", keys, expected)
+    try:
+        each = iter(keys)
+    except TypeError as error:
+        raise wrong("keys", keys, expected) from error
+    names = tuple(each)
     problems = [f"{key!r} is a {type(key).__name__}" for key in names if type(key) is not str]
     if problems:
         raise PlanError("keys must be names, that is str:", *problems)

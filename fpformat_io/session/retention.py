@@ -144,6 +144,8 @@ class Retention:
                 self._warn(path, f"holds {', '.join(foreign[:3])}, which is not the format's")
                 return False
             retire(path, self._save_ids.pop(name))
+        except FileNotFoundError:
+            return False  # somebody else was faster
         except OSError as error:
             self._warn(path, error.strerror or str(error))
             return False

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from fpformat.arguments import check_timeout
+from fpformat.publish.latch import Latch
 from fpformat.publish.shield import is_over
 from fpformat_io.errors import EngineError, StagingError, WriteError, engine_error
 
@@ -65,7 +67,7 @@ class SaveHandle:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._durable = threading.Event()
+        self._durable = Latch()
         self._report: SaveReport | None = None
         self._error: EngineError | None = None
         self._is_error_known = False
@@ -82,7 +84,11 @@ class SaveHandle:
 
         Args:
             timeout: Seconds to wait at most.
+
+        Raises:
+            PlanError: The timeout makes no sense.
         """
+        check_timeout(timeout)
 
     def wait_durable(self, timeout: float | None = None) -> SaveReport:
         """Return the report once the checkpoint survives a power cut.
@@ -91,10 +97,12 @@ class SaveHandle:
             timeout: Seconds to wait at most; None waits as long as it takes.
 
         Raises:
+            PlanError: The timeout makes no sense.
             TimeoutError: The save goes on.
             EngineError: The save failed, and the cause is chained; or it runs in the process that
                 this one was forked from.
         """
+        check_timeout(timeout)
         if not self._durable.wait(timeout):
             raise TimeoutError(f"{self.path}: not durable after {timeout} seconds")
         if self._error:
@@ -115,7 +123,8 @@ class SaveHandle:
 
     def _orphan(self) -> None:
         """End, in a child, the handle of a save that its parent runs."""
-        self._durable = threading.Event()
+        if self.done:
+            return
         detail = "this save runs in the process that this one was forked from"
         self._end(None, WriteError(f"{self.path}: {detail}; only that one learns how it ends"))
         self._is_error_known = True
@@ -133,8 +142,8 @@ class _Job:
     ) -> None:
         self.handle = handle
         self.stop = stop
-        self.is_ended = False
-        self.ended = threading.Event()
+        self.is_launched = False
+        self.ended = Latch()
         self._work = [work]
         self._after = after
 
@@ -144,6 +153,8 @@ class _Job:
             self._work.pop()
         except IndexError:
             return False
+        # Whoever started it gets the exception that it is withdrawn for.
+        self.handle._is_error_known = True
         self._leave()
         return True
 
@@ -153,15 +164,16 @@ class _Job:
             work = self._work.pop()
         except IndexError:
             return
-        _RUNNING.add(self)
         try:
             _run(self.handle, work, self._after)
         finally:
             self._leave()
 
     def _leave(self) -> None:
-        _RUNNING.discard(self)
-        self.is_ended = True
+        """Let nobody wait any more, whatever came of the work."""
+        if not self.handle.done:
+            self.handle._end(None, WriteError(f"{self.handle.path}: the save was interrupted"))
+        _UNENDED.discard(self)
         self.ended.set()
 
 
@@ -197,10 +209,14 @@ class SaveSession:
     def settle(self) -> None:
         """Return when no save is running; an error of it was logged when it happened.
 
-        An event is waited for and not the thread: an interrupt during `Thread.join` can leave a
-        thread that is taken for ended, and nothing would wait for it any more.
+        A latch is waited for and not the thread: an interrupt during `Thread.join` can leave a
+        thread that is taken for ended, and nothing would wait for it any more. A save that an
+        interrupt kept from getting its thread, or that is about to get it when a signal handler
+        saves too, is made here.
         """
-        while (job := self._job) is not None and not job.is_ended:
+        while (job := self._job) is not None and not job.ended.is_set():
+            if not job.is_launched:
+                job.run()
             job.ended.wait()
 
     def start(
@@ -232,8 +248,10 @@ class SaveSession:
                 handle.wait_durable()
                 return handle
             self._unheard.append(handle)
+            _UNENDED.add(job)
             # Not a daemon: threads of daemons die at exit and the last save would not be committed.
             threading.Thread(target=job.run, name=f"fpformat {path.name}", daemon=False).start()
+            job.is_launched = True
         except BaseException as error:
             # After an interrupt the thread may be there or not: who takes the work decides.
             if job.withdraw() and isinstance(error, RuntimeError | MemoryError):
@@ -250,7 +268,7 @@ class SaveSession:
         while True:
             self.settle()
             current = self._job
-            if current is None or current.is_ended:
+            if current is None or current.ended.is_set():
                 self._job = job
                 return
 
@@ -262,7 +280,7 @@ class SaveSession:
 
 
 _SESSIONS: Final[weakref.WeakSet[SaveSession]] = weakref.WeakSet()
-_RUNNING: Final[set[_Job]] = set()
+_UNENDED: Final[set[_Job]] = set()
 
 
 def _run(
@@ -287,9 +305,9 @@ def _run(
 def _leave_to_parent() -> None:
     for session in _SESSIONS:
         session._forget()
-    for job in _RUNNING:
+    for job in _UNENDED:
         job.handle._orphan()
-    _RUNNING.clear()
+    _UNENDED.clear()
 
 
 def _give_up() -> None:
@@ -298,8 +316,10 @@ def _give_up() -> None:
     It waits for them before it calls exit handlers, so there are some only when its wait was
     interrupted. They would die with it in the middle of a write and leave what they wrote.
     """
-    for job in list(_RUNNING):
-        while not job.is_ended:
+    for job in list(_UNENDED):
+        if job.withdraw():
+            continue
+        while not job.ended.is_set():
             with suppress(BaseException):
                 job.stop()
                 job.ended.wait()

@@ -4,17 +4,28 @@ import errno
 import fcntl
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from fpformat import SaveError, SavePlan, SegmentPlan, verify_checkpoint, write_checkpoint
 from fpformat.names import staging_name
-from fpformat.publish.durability import make_directories, sync_directory
+from fpformat.publish import durability, leftovers
+from fpformat.publish.durability import is_local, make_directories, sync_directory
 from fpformat.publish.leftovers import STALE_UNLOCKED_AGE_S, collect, dead
 from fpformat.publish.staging import Staging
 
 SAVE_ID = bytes(range(1, 17))
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+NO_LOCKS = (
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.ENOLCK,
+    errno.EINVAL,
+    errno.EBADF,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+)
 NO_SYNC = (errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -51,13 +62,58 @@ def test_a_save_goes_on_without_locks_and_says_so(tmp_path, monkeypatch, code):
     assert verify_checkpoint(tmp_path / "c").problems == ()
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EBADF, errno.EWOULDBLOCK])
-def test_any_other_error_of_a_lock_is_one_of_the_save(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(fcntl, "flock", failing(code))
+def test_a_lock_that_somebody_else_has_is_an_error_of_the_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", failing(errno.EWOULDBLOCK))
     with pytest.raises(SaveError) as caught:
         write(tmp_path / "c")
-    assert caught.value.errno == code
+    assert caught.value.errno == errno.EWOULDBLOCK
     assert list(tmp_path.iterdir()) == []
+
+
+MOUNTS = r"""
+1 0 254:0 / / rw - ext4 /dev/a rw
+2 1 0:23 / /dev/shm rw shared:7 - tmpfs tmpfs rw
+3 1 0:40 / /data rw - ext4 /dev/b rw
+4 1 0:41 / /data rw master:2 - nfs4 server:/data rw,vers=4.2
+5 4 0:42 / /data/my\040scratch rw - xfs /dev/c rw
+6 1 0:43 / /home rw - fuse.sshfs server: rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/", True),
+        ("/root/c", True),
+        ("/dev/shm/c", True),
+        ("/data/c", False),
+        ("/data/my scratch/c", True),
+        ("/data/my", False),
+        ("/database/c", True),
+        ("/home/c", False),
+    ],
+)
+def test_file_systems_of_this_machine_alone(path, expected, tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS[1:])
+    monkeypatch.setattr(durability, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(os.path, "realpath", str)
+    assert is_local(Path(path)) is expected
+    mounts.unlink()
+    assert is_local(Path(path)) is False
+
+
+@pytest.mark.clause("COM-18")
+def test_a_lock_that_could_be_taken_proves_nothing_where_other_machines_write(
+    tmp_path, monkeypatch
+):
+    staging = tmp_path / staging_name(SAVE_ID)
+    staging.mkdir()
+    now = staging.stat().st_mtime
+    monkeypatch.setattr(leftovers, "is_local", lambda path: False)
+    for age, expected in ((3600.0, []), (STALE_UNLOCKED_AGE_S + 10, [staging])):
+        os.utime(staging, (now - age, now - age))
+        assert dead(tmp_path) == expected
 
 
 @pytest.mark.clause("COM-4", "COM-5", "COM-8")
@@ -67,6 +123,8 @@ def test_a_directory_that_cannot_be_synced_is_a_warning(tmp_path, monkeypatch, c
     report = write(tmp_path / "new" / "c")
     assert report.warnings
     assert all("cannot sync directories" in warning for warning in report.warnings)
+    # Each names a directory that the next save has too, so that it is said once and not at each.
+    assert not any(".fps-" in warning for warning in report.warnings)
     assert verify_checkpoint(tmp_path / "new" / "c").problems == ()
 
 

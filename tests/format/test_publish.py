@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from fpformat import (
     open_checkpoint,
     verify_checkpoint,
 )
+from fpformat.publish import shield
+from fpformat.publish.latch import Latch
 from fpformat.publish.staging import Event, Staging, State, next_state
 
 CALLS = ("mkdir", "open", "write", "fsync", "rename")
@@ -164,6 +167,45 @@ def test_an_outcome_that_cannot_be_known_removes_nothing(tmp_path, monkeypatch):
         with pytest.raises(CommitOutcomeUnknownError):
             write_sample(tmp_path / "c")
     assert len(os.listdir(tmp_path / f".fps-{bytes(range(16)).hex()}")) == 3
+
+
+@pytest.mark.parametrize("has_thread", [True, False])
+@pytest.mark.parametrize("call", ["mkdir", "rename"])
+def test_an_interrupt_behind_a_call_leaves_nothing_or_the_whole(
+    tmp_path, monkeypatch, call, has_thread
+):
+    """It comes before anything could note that the call worked."""
+    if not has_thread:  # as at the end of the interpreter
+        monkeypatch.setattr(shield, "is_over", lambda: True)
+    real = getattr(os, call)
+
+    def interrupted(*args, **options):
+        real(*args, **options)
+        if has_thread:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)  # so that the main thread gets it
+        else:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, call, interrupted)
+        write_sample(tmp_path / "c")
+    if call == "rename":
+        assert verify_checkpoint(tmp_path / "c").problems == ()
+        assert os.listdir(tmp_path) == ["c"]
+    elif has_thread:
+        assert os.listdir(tmp_path) == []
+
+
+def test_a_save_that_is_told_to_stop_ends_at_the_next_call(tmp_path):
+    stop = Latch()
+    staging = Staging(tmp_path / "c", b"0123456789abcdef", stop=stop)
+    staging.create_segment(0)
+    stop.set()
+    with pytest.raises(SaveError, match="told to stop"):
+        staging.create_segment(1)
+    staging.abandon()
+    assert os.listdir(tmp_path) == []
 
 
 def test_abandoning_twice_does_nothing(tmp_path):

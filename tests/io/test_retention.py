@@ -114,3 +114,20 @@ def test_a_plan_error_is_no_reason_to_remove_anything(tmp_path):
     with pytest.raises(PlanError):
         save({}, tmp_path / "c")
     assert len(list((tmp_path / "c").iterdir())) == 2
+
+
+def test_what_another_writer_retired_first_is_no_warning(tmp_path, monkeypatch, caplog):
+    for step in (1, 2):
+        save({"x": 1}, tmp_path / f"step-{step:010}", step=step)
+    keeper = Retention(tmp_path, keep=1)
+    listdir = os.listdir
+
+    def late(path):
+        names = listdir(path)
+        if path == tmp_path / "step-0000000001":
+            (tmp_path / "step-0000000001").rename(tmp_path / "elsewhere")
+        return names
+
+    monkeypatch.setattr(os, "listdir", late)
+    assert keeper.prune(tmp_path / "step-0000000002") == ()
+    assert caplog.text == ""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fpformat.errors import PlanError
+from fpformat_io.control import SaveControl
 from fpformat_io.errors import EngineError, StagingError, WriteError
 from fpformat_io.session import saves as session_module
 from fpformat_io.session.saves import SaveReport, SaveSession
@@ -130,6 +132,53 @@ def test_an_interrupt_at_the_start_of_the_thread(monkeypatch, is_started):
     assert start(session).wait_durable(60) == report()
 
 
+@pytest.mark.parametrize("waits", ["handle", "session"])
+def test_a_second_interrupt_before_the_save_could_be_taken_back(monkeypatch, waits):
+    """Whoever waits next makes the save."""
+    handles = []
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    session = SaveSession()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        patched.setattr(session_module._Job, "withdraw", interrupted)
+        start(session, after=handles.append)
+    if waits == "session":
+        session.settle()
+    else:
+        assert start(session).wait_durable(60) == report()
+    assert handles == [report()]
+
+
+def test_a_handler_that_saves_before_the_thread_is_started(monkeypatch):
+    session, begin, inner = SaveSession(), threading.Thread.start, []
+
+    def handler_comes_first(thread):
+        monkeypatch.setattr(threading.Thread, "start", begin)
+        inner.append(start(session))
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", handler_comes_first)
+    outer = start(session)
+    assert outer.wait_durable(60) == inner[0].wait_durable(60) == report()
+
+
+def test_a_save_whose_work_ends_in_an_interrupt_keeps_nobody_waiting(monkeypatch):
+    """As at the end of the interpreter, where it runs in the thread of its caller."""
+    monkeypatch.setattr(session_module, "is_over", lambda: True)
+    session = SaveSession()
+
+    def work():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(session, work)
+    session.settle()
+    assert start(session).wait_durable(0) == report()
+
+
 def in_child(work) -> int:
     child = os.fork()
     if not child:
@@ -168,6 +217,49 @@ def test_a_child_gets_an_idle_session(is_running):
     finally:
         free.set()
     assert handle.wait_durable(60) == report()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_fork_right_behind_the_call(monkeypatch, moment):
+    """The child knows that the save is its parent's, wherever the parent's thread is just then."""
+    session, begin, codes = SaveSession(), threading.Thread.start, []
+
+    def child():
+        with pytest.raises(EngineError, match="forked from"):
+            session_job.handle.wait_durable(10)
+
+    def forking(thread):
+        nonlocal session_job
+        session_job = session._job
+        if moment == "before":
+            codes.append(in_child(child))
+        begin(thread)
+
+    def late(*args):
+        if moment == "after":
+            codes.append(in_child(child))
+        return run_save(*args)
+
+    session_job, run_save = None, session_module._run
+    monkeypatch.setattr(session_module, "_run", late)
+    monkeypatch.setattr(threading.Thread, "start", forking)
+    assert start(session).wait_durable(60) == report()
+    assert codes == [0]
+
+
+def test_a_fork_while_older_checkpoints_are_retired():
+    """The save is durable by then: its report is worth the same in the child."""
+    session, free, reached = SaveSession(), threading.Event(), threading.Event()
+    handle = start(session, after=lambda _: (reached.set(), free.wait(60)))
+    assert reached.wait(60)
+
+    def child():
+        assert handle.wait_durable(0) == report()
+
+    try:
+        assert in_child(child) == 0
+    finally:
+        free.set()
 
 
 def test_a_fork_while_another_thread_waits_for_its_turn():
@@ -260,5 +352,14 @@ def test_nothing_is_left_of_sessions_that_are_gone():
     session = SaveSession()
     start(session).wait_durable(60)
     session.settle()
-    assert not session_module._RUNNING
+    assert not session_module._UNENDED
     assert session in session_module._SESSIONS
+
+
+@pytest.mark.parametrize("timeout", ["", "1", True, float("nan"), -1, -0.5, [], 1j])
+def test_a_timeout_that_makes_no_sense(timeout):
+    handle = start(SaveSession())
+    for wait in (handle.wait_durable, handle.wait_staged, SaveControl().wait_staged):
+        with pytest.raises(PlanError, match="timeout"):
+            wait(timeout)
+    assert handle.wait_durable(2**70) == report()

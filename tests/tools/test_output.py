@@ -118,6 +118,7 @@ def stop(self, *, offset, nbytes):
     print([path.name for path in folder.glob(".f*")], flush=True)
     for name in sys.argv[3:]:
         os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(0.05)  # so that the main thread gets it
     return bytes(nbytes)
 StoredRange.read_at = stop
 sys.exit(main([str(folder / "m.safetensors"), str(folder / sys.argv[2])]))
@@ -134,6 +135,71 @@ def interrupt_conversion(folder: Path, target: str, *signals: str) -> "subproces
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+INTERRUPTED_CALL = """
+import os, signal, sys, time
+from fpformat_tools.commands.fpconvert import main
+real = getattr(os, sys.argv[1])
+def interrupted(*args, **options):
+    result = real(*args, **options)
+    if any(name in str(arg) for arg in args for name in (".fps-", ".fpconvert-")):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)  # so that the main thread gets it
+    return result
+setattr(os, sys.argv[1], interrupted)
+sys.exit(main(["m.safetensors", *sys.argv[2:]]))
+"""
+FPFORMAT = ["out", "--to", "fpformat"]
+
+
+@pytest.mark.clause("CNV-4")
+@pytest.mark.parametrize(
+    ("call", "target", "code"),
+    [
+        ("mkdir", FPFORMAT, 130),
+        ("open", FPFORMAT, 130),
+        ("rename", FPFORMAT, 0),
+        ("open", ["again.safetensors"], 130),
+        ("link", ["again.safetensors"], 0),
+        ("mkdir", ["sharded/"], 130),
+        ("open", ["sharded/"], 130),
+        ("rename", ["sharded/"], 0),
+        ("open", ["out.pt"], 130),
+    ],
+    ids=str,
+)
+def test_an_interrupt_behind_a_call_leaves_nothing_or_the_whole(
+    call: str, target: list[str], code: int, tmp_path: Path
+) -> None:
+    save_file({"a": torch.ones(1000)}, tmp_path / "m.safetensors")
+    command = [sys.executable, "-c", INTERRUPTED_CALL, call, *target]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    left = sorted(path.name for path in tmp_path.iterdir())
+    if code:
+        assert left == ["m.safetensors"]
+        assert "interrupted; nothing was left behind" in done.stderr
+    else:
+        assert left == sorted(["m.safetensors", target[0].rstrip("/")])
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["fpconvert m.safetensors out.pt", "fpconvert out out.pt"])
+def test_no_working_directory(command: str, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from fpformat_tools.commands.fpconvert import main
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+sys.exit(main(sys.argv[1:]))
+"""
+    arguments = [sys.executable, "-c", code, *command.split()[1:]]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fpconvert: out.pt: ")
+    assert "working directory" in done.stderr
 
 
 @pytest.mark.clause("CNV-4")

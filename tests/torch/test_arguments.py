@@ -77,7 +77,7 @@ ROWS = [
     row(face.save, "metadata", [5, "x", b"x", [], {1: "a"}, {"a": 1}], state={}, path="new"),
     row(face.load, "path", PATHS),
     row(face.load, "device", [None, 3.5, b"cpu", "nonsense"], path="good"),
-    row(face.load, "keys", [5, 1.5, b"w", [1], [None]], path="good"),
+    row(face.load, "keys", [5, 1.5, b"w", [1], [None], torch.tensor(1)], path="good"),
     row(face.load, "rank", [None, True, *INTS], path="good"),
     row(face.load_into, "path", PATHS, template={"w": torch.ones(3)}),
     row(face.load_into, "template", [torch.nn.Linear(1, 1)], path="good"),

@@ -17,8 +17,8 @@ examples:
   fpinspect gc runs
 
 Names that begin with .fps- or .fpconvert- belong to saves and conversions that are going on, or
-died. Whoever writes holds a lock, and is left alone. Where a file system has no locks, only what
-nothing changed for a day is removed.
+died. Whoever writes holds a lock, and is left alone. Where a file system has no locks, or other
+machines use it too, only what nothing changed for a day is removed.
 
 exit codes: 0 done, 1 the directory cannot be read or something cannot be removed, 2 wrong usage
 """

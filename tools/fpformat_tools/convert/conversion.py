@@ -3,6 +3,7 @@
 No format is named here; the table of formats says what each can do.
 """
 
+import errno
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -11,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 
 from fpformat.names import Path as StatePath
+from fpformat.publish.latch import Latch
+from fpformat.publish.shield import run_whole
 from fpformat.records.nodes import Node, children_of, walk_leaves, walk_tensors
 from fpformat_tools.errors import SourceError, TargetError, UsageError
 from fpformat_tools.formats import registry
@@ -176,6 +179,27 @@ def left_of(node: Node, path: StatePath) -> tuple[str, ...]:
     return tuple(beside)
 
 
+def _write_whole(output: Output, state: State, target: Target, progress: Progress) -> Written:
+    """Write a state; an interrupt stops it, and is raised when nothing is left behind.
+
+    One that comes when the output stands already changes nothing any more.
+    """
+    stop = Latch()
+    done: list[Written] = []
+
+    def moved(nbytes: int) -> None:
+        if stop.is_set():
+            raise InterruptedError(errno.EINTR, "interrupted")
+        progress(nbytes)
+
+    try:
+        run_whole(lambda: done.append(output.write(state, target, moved)), stop=stop.set)
+    except (KeyboardInterrupt, SystemExit):
+        if not done:
+            raise
+    return done[0]
+
+
 def convert(request: Request, *, show_progress: ShowProgress) -> Report:
     """Convert a checkpoint; the output appears whole or not at all.
 
@@ -202,7 +226,7 @@ def convert(request: Request, *, show_progress: ShowProgress) -> Report:
         tensors = [state.tensors[ref.index] for _, ref in walk_tensors(state.node)]
         nbytes = sum(tensor.nbytes for tensor in tensors)
         with show_progress(output.readings(target) * nbytes) as progress:
-            written = output.write(state, target, progress)
+            written = _write_whole(output, state, target, progress)
     return Report(
         kind=kind,
         to=to,

@@ -55,18 +55,27 @@ class OutputFile:
             self.descriptor = -1
 
 
+def _folder(target: Path) -> Path:
+    """Return the directory of a target; TargetError where there is no working directory."""
+    try:
+        return target.absolute().parent
+    except OSError as error:
+        detail = f"has no place: there is no working directory ({error.strerror})"
+        raise TargetError("io", str(target), detail) from error
+
+
 def refuse_existing(target: Path) -> None:
     """Raise if anything stands at `target`, or if its directory does not exist."""
     if os.path.lexists(target):
         raise TargetError("invalid", str(target), "exists already; nothing is ever overwritten")
-    if not target.absolute().parent.is_dir():
+    if not _folder(target).is_dir():
         raise TargetError("io", str(target), "its directory does not exist")
 
 
 def check_space(target: Path, *, nbytes: int) -> None:
     """Raise if the file system of `target` has no room for `nbytes`; unknown room passes."""
     try:
-        status = os.statvfs(target.absolute().parent)
+        status = os.statvfs(_folder(target))
     except OSError:
         return
     free = status.f_bavail * status.f_frsize
@@ -77,7 +86,7 @@ def check_space(target: Path, *, nbytes: int) -> None:
 
 def _prepare(target: Path, warn: Callable[[str], None]) -> Path:
     """Clear what dead conversions left beside the target, and return a temporary path there."""
-    folder = target.absolute().parent
+    folder = _folder(target)
     with suppress(OSError):  # to tidy up is a courtesy
         for path in collect(folder, warn=warn):
             warn(f"removed {path}, which a writer that died left behind")
@@ -119,7 +128,7 @@ def _publish_file(temporary: Path, target: Path, warn: Callable[[str], None]) ->
             raise
         refuse_existing(target)
         os.rename(temporary, target)
-    sync_directory(target.absolute().parent, warn)
+    sync_directory(_folder(target), warn)
 
 
 @contextmanager
@@ -145,7 +154,7 @@ def new_directory(target: Path, *, warn: Callable[[str], None]) -> Iterator[Path
             sync_directory(temporary, warn)
             refuse_existing(target)
             os.rename(temporary, target)
-            sync_directory(target.absolute().parent, warn)
+            sync_directory(_folder(target), warn)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
